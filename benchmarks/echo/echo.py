@@ -16,11 +16,13 @@ from typing import Any, Literal
 from benchmarks.echo.work import (
     BASE,
     PLACES,
+    WINDOW,
     EchoOutcome,
     EchoSetting,
     EchoWork,
     measure_pace,
     settings,
+    train_on_fresh,
     train_to_target,
 )
 from benchmarks.harness.alone import AloneError, run_alone
@@ -53,9 +55,14 @@ HEADS = (
 )
 
 
+FINAL_HEADS = ("echo", "batch", "top-1 at the end", "error", "fresh samples", "samples seen")
+
+
 def run(options: Namespace) -> Result:
     train, test = find_files(options.data, options.test)
     check_files(train, test, options.samples, options.batch)
+    if options.fresh is not None:
+        return final_errors(train, test, options)
     work = EchoWork(
         train,
         test,
@@ -106,6 +113,55 @@ def run(options: Namespace) -> Result:
     if options.plot is not None:
         write(options.plot, figure(result.data))
     return result
+
+
+def final_errors(train: Path, test: Path, options: Namespace) -> Result:
+    """The error at the end of trainings that read equally many fresh samples."""
+    chosen = [
+        (EchoSetting(PLACES[0], factor, window), batch)
+        for batch in options.batches or (options.batch,)
+        for factor in options.factors
+        for window in (options.windows if factor > 1 else options.windows[:1])
+    ]
+    cells, data, wrong = [], [], []
+    for setting, batch in chosen:
+        work = EchoWork(
+            train, test, options.samples, batch, options.workers, 1.0, 0.0, options.recipe
+        )
+        ends = []
+        for seed in range(options.seeds):
+            progress(f"echo: batches of {batch}: {setting.title}: seed {seed + 1}")
+            try:
+                value: EchoOutcome = run_alone(
+                    train_on_fresh,
+                    work,
+                    setting,
+                    seed,
+                    options.fresh,
+                    timeout=3600,
+                    environment=training_environment(),
+                ).value
+            except AloneError as error:
+                progress(error.printed or f"  {error}")
+                wrong.append(f"echo: {setting.title}, seed {seed}: failed: {error}")
+                continue
+            progress(f"  {value.last.accuracy:.1%} in {value.last.seconds:.0f} s")
+            ends.append(value.last)
+        data.append({**asdict(setting), "batch": batch, "runs": [asdict(end) for end in ends]})
+        if ends:
+            top = [end.accuracy for end in ends]
+            cells.append(
+                (
+                    setting.title,
+                    str(batch),
+                    _span(top, "{:.1%}"),
+                    f"{1 - statistics.mean(top):.1%}",
+                    f"{statistics.mean(end.fresh for end in ends):,.0f}",
+                    f"{ends[0].seen:,}",
+                )
+            )
+    title = f"echo: error after {options.fresh:,} fresh samples of CIFAR-10, {options.seeds} seeds"
+    return Result((Table(title, FINAL_HEADS, tuple(cells)),), (), tuple(wrong), {"ends": data})
 
 
 def make_result(
@@ -264,8 +320,25 @@ def _arguments(parser: ArgumentParser) -> None:
         default=RATIO,
         help=f"time to read a sample, relative to everything after reading ({RATIO:g})",
     )
+    parser.add_argument(
+        "--fresh",
+        type=count,
+        metavar="SAMPLES",
+        help="train on this number of fresh samples and their copies, and show the error at the "
+        "end instead of the time to a target",
+    )
+    parser.add_argument(
+        "--windows",
+        type=_factors,
+        default=(WINDOW,),
+        metavar="LIST",
+        help=f"with --fresh: batches over which copies are spread ({WINDOW})",
+    )
+    parser.add_argument(
+        "--batches", type=_factors, metavar="LIST", help="with --fresh: sizes of batches (--batch)"
+    )
     add_plot_argument(parser)
-    parser.set_defaults(seconds=6.0)
+    parser.set_defaults(seconds=6.0, recipe=RECIPE)
     parser.epilog = (
         "Here --samples is the number of training images to use (all), and --seconds is how long "
         "the pace of training is measured (6); --rounds and --warm-up have no effect."

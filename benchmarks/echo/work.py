@@ -51,16 +51,21 @@ class EchoSetting:
 
     place: Where
     factor: int
+    window: int = WINDOW
+    """Batches over which copies are spread."""
 
     @property
     def title(self) -> str:
-        return "no echo" if self.factor == 1 else f"{self.place}, factor {self.factor}"
+        if self.factor == 1:
+            return "no echo"
+        spread = "" if self.window == WINDOW else f", window of {self.window} batches"
+        return f"{self.place}, factor {self.factor}{spread}"
 
     def road(self, source: ps.Pipeline, batch: int) -> ps.Pipeline:
         """The pipeline from a source of encoded images to batches."""
         import penstock as ps
 
-        window = WINDOW * batch
+        window = self.window * batch
         road = source.map(with_stamp).map(ps.image.decode())
         if self.factor > 1 and self.place == "before augmentation":
             road = road.echo(self.factor, window=window)
@@ -70,7 +75,7 @@ class EchoSetting:
             road = road.echo(self.factor, window=window)
         road = road.batch(batch, drop_last=True)
         if self.factor > 1 and self.place == "after batch":
-            road = road.echo(self.factor, window=WINDOW)
+            road = road.echo(self.factor, window=self.window)
         return road
 
 
@@ -159,6 +164,23 @@ def train_to_target(work: EchoWork, setting: EchoSetting, seed: int) -> EchoOutc
     end = marks[-1]
     step = max(end.seconds - wait, 0.0) / seen
     return EchoOutcome(seed, end.accuracy >= work.target, tuple(marks), step, wait / end.seconds)
+
+
+def train_on_fresh(work: EchoWork, setting: EchoSetting, seed: int, fresh: int) -> EchoOutcome:
+    """Train on this number of fresh samples and all copies of them, with a schedule of the learning
+    rate that ends there. Runs in a fresh process. The outcome does not depend on time."""
+    images = read_images(work.test)
+    steps = max(1, fresh * setting.factor // work.batch)
+    trainer = Trainer(work.recipe, seed, steps)
+    stamps: set[int] = set()
+    started = time.perf_counter()
+    with _loader(work, setting, seed, Stopwatch()) as loader:
+        for pixels, labels, stamp in islice(endless(loader), steps):
+            trainer.step(pixels, labels)
+            stamps.update(stamp.tolist())
+    seconds, seen = time.perf_counter() - started, steps * work.batch
+    mark = Mark(seconds, len(stamps), seen, trainer.accuracy(images))
+    return EchoOutcome(seed, True, (mark,), seconds / seen, 0.0)
 
 
 def _loader(work: EchoWork, setting: EchoSetting, seed: int, watch: Stopwatch) -> Loader:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -58,7 +58,7 @@ HEADS = (
     "setting",
     "top-1",
     "least - most",
-    "against standard",
+    "against the first",
     "partial augmentations",
     "images/s",
     "least - most",
@@ -69,23 +69,39 @@ HEADS = (
 
 @dataclass(frozen=True)
 class ReuseSetting:
-    """How samples are reused: the factors of refurbish and echo. ``augment``: use RandAugment."""
+    """How samples are reused: the factors of refurbish and echo.
+
+    ``augment``: the policy of the partial augmentation. ``below``: how many of random crop and flip
+    stand below refurbish. ``plain``: a plain shuffle in place of the cache-aware one.
+    """
 
     title: str
-    augment: bool = True
+    augment: Literal["RandAugment", "AutoAugment", "none"] = "RandAugment"
     refurbish: int = 1
     echo: int = 1
+    below: int = 2
+    plain: bool = False
+
+    @property
+    def order(self) -> Any:
+        from benchmarks.reuse.roads import PlainShuffle
+
+        return PlainShuffle() if self.plain else None
 
     def road(self, source: ps.Pipeline, batch: int) -> ps.Pipeline:
         """The pipeline: partial augmentation, final augmentation, batches."""
         import penstock as ps
 
         road = source.map(ps.image.decode())
-        if self.augment:
+        if self.augment == "RandAugment":
             road = road.map(ps.image.rand_augment(2, 9))
-        if self.refurbish > 1:
-            road = road.refurbish(reuse=self.refurbish)
-        road = road.map(ps.image.random_crop(SIDE, padding=PADDING)).map(ps.image.random_flip())
+        elif self.augment == "AutoAugment":
+            road = road.map(ps.image.auto_augment("cifar10"))
+        final = [ps.image.random_crop(SIDE, padding=PADDING), ps.image.random_flip()]
+        for place in range(len(final) + 1):
+            if self.refurbish > 1 and len(final) - place == self.below:
+                road = road.refurbish(reuse=self.refurbish)
+            road = road if place == len(final) else road.map(final[place])
         road = road.map(normalize())
         if self.echo > 1:
             road = road.echo(self.echo)
@@ -95,12 +111,32 @@ class ReuseSetting:
 STANDARD = ReuseSetting("standard")
 SETTINGS = (
     STANDARD,
-    ReuseSetting("simplified: no RandAugment", augment=False),
+    ReuseSetting("simplified: no RandAugment", augment="none"),
     ReuseSetting("echo 2, after augmentation", echo=2),
     ReuseSetting("echo 3, after augmentation", echo=3),
     ReuseSetting("refurbish, reuse 2", refurbish=2),
     ReuseSetting("refurbish, reuse 3", refurbish=3),
 )
+
+SETS: dict[str, tuple[ReuseSetting, ...]] = {
+    "reuse": SETTINGS,
+    "split": (
+        STANDARD,
+        ReuseSetting("reuse 3 above crop and flip", refurbish=3),
+        ReuseSetting("reuse 3 above flip", refurbish=3, below=1),
+        ReuseSetting("reuse 3 below all", refurbish=3, below=0),
+    ),
+    "auto_augment": (
+        ReuseSetting("AutoAugment", "AutoAugment"),
+        ReuseSetting("AutoAugment, reuse 2", "AutoAugment", refurbish=2),
+        ReuseSetting("AutoAugment, reuse 3", "AutoAugment", refurbish=3),
+    ),
+    "shuffle": (
+        ReuseSetting("reuse 3, cache-aware shuffle", refurbish=3),
+        ReuseSetting("reuse 3, plain shuffle", refurbish=3, plain=True),
+    ),
+}
+"""What ``--set`` compares. Others are compared with the first of a set."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +176,9 @@ def train_and_test(work: TrainingWork, setting: ReuseSetting, seed: int) -> Trai
     trainer = Trainer(work.recipe, seed, work.steps)
     stamps = []
     road = setting.road(source, work.batch)
-    with road.loader(workers=work.workers, kind="processes", seed=seed) as loader:
+    with road.loader(
+        workers=work.workers, kind="processes", seed=seed, order=setting.order
+    ) as loader:
         started = time.perf_counter()
         for pixels, labels, stamp in islice(endless(loader), work.steps):
             trainer.step(pixels, labels)
@@ -157,7 +195,7 @@ def prepare_loader(work: TrainingWork, setting: ReuseSetting) -> Make:
     import penstock as ps
 
     road = setting.road(ps.from_dataset(read_rows(work.train, work.samples)), work.batch)
-    return lambda: road.loader(workers=work.workers, kind="processes", seed=0)
+    return lambda: road.loader(workers=work.workers, kind="processes", seed=0, order=setting.order)
 
 
 def run(options: Namespace) -> Result:
@@ -167,12 +205,13 @@ def run(options: Namespace) -> Result:
     work = TrainingWork(
         train, test, samples, options.epochs, options.batch, options.workers, RECIPE
     )
-    lanes = _race_preparation(work, options)
-    runs: dict[str, list[TrainingOutcome]] = {setting.title: [] for setting in SETTINGS}
+    chosen = SETS[options.set]
+    lanes = _race_preparation(work, chosen, options)
+    runs: dict[str, list[TrainingOutcome]] = {setting.title: [] for setting in chosen}
     wrong = [f"accuracy: {lane.title}: {lane.why_not}" for lane in lanes if lane.why_not]
     started = time.perf_counter()
     for seed in range(options.seeds):
-        for setting in SETTINGS:
+        for setting in chosen:
             progress(f"accuracy: seed {seed + 1} of {options.seeds}: {setting.title}")
             try:
                 value: TrainingOutcome = run_alone(
@@ -198,11 +237,13 @@ def run(options: Namespace) -> Result:
     return result
 
 
-def _race_preparation(work: TrainingWork, options: Namespace) -> list[Lane]:
+def _race_preparation(
+    work: TrainingWork, settings: Sequence[ReuseSetting], options: Namespace
+) -> list[Lane]:
     """Measure how fast each setting prepares batches, without training."""
     contestants = [
         Contestant(setting.title, partial(prepare_loader, setting=setting), ("cv2",), ours=True)
-        for setting in SETTINGS
+        for setting in settings
     ]
     # A whole epoch passes before the measurement, because the first has nothing to reuse.
     course = Throughput(options.seconds, work.samples, warm_up=options.warm_up)
@@ -221,7 +262,7 @@ def make_result(
     """One row per setting, with ``-`` for missing values."""
     data: dict[str, Any] = {}
     cells: list[tuple[str, ...]] = []
-    base = [run.accuracy for run in runs[STANDARD.title]]
+    base = [run.accuracy for run in next(iter(runs.values()))]
     for lane in lanes:
         values = runs[lane.title]
         top = [run.accuracy for run in values]
@@ -290,6 +331,13 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--epochs", type=count, default=EPOCHS, help=f"number of epochs ({EPOCHS})")
     parser.add_argument(
         "--seeds", type=count, default=SEEDS, help=f"number of seeds per setting ({SEEDS})"
+    )
+    parser.add_argument(
+        "--set",
+        choices=SETS,
+        default="reuse",
+        help="what is compared: factors of reuse (default), the split between the stages above and "
+        "below refurbish, AutoAugment, or the cache-aware with a plain shuffle",
     )
     add_plot_argument(parser)
     parser.set_defaults(batch=BATCH, rounds=3, seconds=2.0, warm_up=1.0)

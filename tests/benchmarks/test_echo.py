@@ -127,3 +127,27 @@ def test_a_target_that_is_never_reached_is_reported(
     made = echo.run(parse(["echo", "--data", str(cifar), *options])[1])
     assert made.tables[0].rows[0][1:3] == ("0 of 1", "never")
     assert "no echo: 1 of 1 runs did not reach 99%" in made.notes[-1]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_error_at_the_end_of_equally_many_fresh_samples(
+    cifar: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--fresh", "32", "--factors", "1,4", "--seeds", "1", "--batches", "4,8"]
+    options = parse(["echo", "--data", str(cifar), *given, "--windows", "1,2"])[1]
+    options.recipe = training.Recipe(width=4)
+    made = echo.run(options)
+    assert not made.wrong
+    rows = [(row[0], row[1], row[5]) for row in made.tables[0].rows]
+    assert rows == [
+        (title, batch, seen)
+        for batch in ("4", "8")
+        for title, seen in (
+            ("no echo", "32"),
+            ("before augmentation, factor 4, window of 1 batches", "128"),
+            ("before augmentation, factor 4, window of 2 batches", "128"),
+        )
+    ]
+    for entry in made.data["ends"]:
+        (end,) = entry["runs"]
+        assert end["fresh"] <= 32 + 2 * entry["batch"]

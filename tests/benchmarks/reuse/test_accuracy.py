@@ -9,10 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+import penstock as ps
 from benchmarks.__main__ import main, parse
 from benchmarks.harness import measure, training
 from benchmarks.harness.alone import AloneError, Watched
 from benchmarks.reuse import accuracy
+from benchmarks.reuse.roads import PlainShuffle
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -22,7 +24,7 @@ def test_accuracy_counts_what_the_network_saw(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = [accuracy.SETTINGS[number] for number in (0, 2, 4)]
-    monkeypatch.setattr(accuracy, "SETTINGS", tuple(chosen))
+    monkeypatch.setitem(accuracy.SETS, "reuse", tuple(chosen))
     monkeypatch.setattr(accuracy, "RECIPE", training.Recipe(width=4))
     kept, drawn = tmp_path / "out.json", tmp_path / "out.svg"
     arguments = ["--samples", "32", "--epochs", "4", "--seeds", "1", "--batch", "8"]
@@ -64,3 +66,19 @@ def test_a_failing_training_is_reported_and_the_others_go_on(
     assert rows["standard"] == ("-", "-", "-")
     assert rows["refurbish, reuse 2"] == ("50.00%", "50.00% - 50.00%", "-")
     assert accuracy.figure(made.data).points == []
+
+
+def test_the_split_and_the_shuffle_are_those_of_the_set() -> None:
+    source = ps.from_dataset([b""] * 8)
+    places = []
+    for setting in accuracy.SETS["split"][1:]:
+        names = [stop.name for stop in setting.road(source, 4).stops]
+        places.append(names[names.index("refurbish") :])
+    assert places == [
+        ["refurbish", "random_crop", "random_flip", "normalize"],
+        ["refurbish", "random_flip", "normalize"],
+        ["refurbish", "normalize"],
+    ]
+    aware, plain = accuracy.SETS["shuffle"]
+    assert aware.order is None
+    assert isinstance(plain.order, PlainShuffle)
