@@ -82,7 +82,13 @@ class TarIndex:
     @property
     def sound(self) -> bool:
         """Whether the arrays fit each other: a sidecar comes with the data, from anywhere."""
-        members = (self.kinds, self.offsets, self.sizes, self.numbers, self.known)
+        members: tuple[NDArray[Any], ...] = (
+            self.kinds,
+            self.offsets,
+            self.sizes,
+            self.numbers,
+            self.known,
+        )
         kinds = ("i", "i", "i", "i", "b")
         if self.ends.ndim != 1 or self.ends.dtype.kind != "i" or len(self.keys) != len(self.ends):
             return False
