@@ -266,10 +266,10 @@ def _rates(report: AnalysisReport, result: Result) -> str:
     rows = []
     for row in rate_rows(report, result):
         nbytes = "" if row.nbytes is None else f"{row.nbytes / 1e6:,.0f}"
-        name = f"{row.letter} {NAMES[row.letter]}"
+        name = f"{row.letter} {NAMES[row.letter]}\n{RATES[row.letter]}"
         value = f"{row.rate.value:,.0f}"
-        rows.append([name, RATES[row.letter], value, interval_words(row), nbytes])
-    return _table(["rate", "", "samples/s", "95 % interval", "MB/s"], rows, 2)
+        rows.append([name, value, interval_words(row), nbytes])
+    return _table(["rate", "samples/s", "95 % interval", "MB/s"], rows, 1)
 
 
 def _phases(report: AnalysisReport) -> str:
@@ -278,7 +278,7 @@ def _phases(report: AnalysisReport) -> str:
             phase.name,
             f"{phase.rate.value:,.0f}",
             f"{phase.rate.low:,.0f} to {phase.rate.high:,.0f}",
-            f"± {phase.rate.spread * 100:.1f} %",
+            f"±\u00a0{phase.rate.spread * 100:.1f}\u00a0%",
             f"{phase.steps:,}",
             f"{phase.seconds:,.1f}",
             "" if phase.enough else "the time was up",
@@ -302,15 +302,22 @@ def _ranks(report: AnalysisReport) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) -> str:
-    """An HTML table without its empty columns; ``numbers``: the first column with numbers."""
+    """An HTML table without its empty columns; ``numbers``: the first column with numbers.
+
+    The second line of a cell is shown in small letters.
+    """
     kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
+
+    def lines(text: str) -> str:
+        first, _, second = map(escape, text.partition("\n"))
+        return f"{first}<small>{second}</small>" if second else first
 
     def cells(row: Sequence[str], tag: str) -> str:
         scope = ' scope="col"' if tag == "th" else ""
         return "".join(
             f"<{tag}{scope}"
             + (' class="number"' if at >= numbers else "")
-            + f">{escape(row[at])}</{tag}>"
+            + f">{lines(row[at])}</{tag}>"
             for at in kept
         )
 
@@ -411,6 +418,7 @@ table { border-collapse: collapse; width: 100%; font-size: 0.93rem;
 th { text-align: left; font-weight: 600; color: var(--muted); white-space: nowrap }
 th, td { padding: 8px 14px 8px 0; border-bottom: 1px solid var(--edge) }
 tr:last-child td { border-bottom: 0 }
+td small { display: block; color: var(--muted); font-size: 0.8125rem }
 td.number, th.number { text-align: right; white-space: nowrap }
 td:last-child, th:last-child { padding-right: 0 }
 .notes { margin: 0; padding-left: 1.2em }
@@ -420,7 +428,8 @@ footer { margin-top: 40px; color: var(--muted); font-size: 0.85rem }
   figure { padding: 14px 12px 8px }
   .plot { font-size: 15px }
   .remedy { grid-template-columns: 1fr; padding: 12px 14px }
-  th, td { white-space: nowrap }
+  th, td, td.number, th.number { padding-right: 8px; white-space: normal }
+  table { font-size: 0.8125rem }
   .code { flex-direction: column; align-items: stretch }
 }
 @media print { .copy { display: none } figure, .card { break-inside: avoid } }
