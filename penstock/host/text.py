@@ -61,3 +61,12 @@ def many(count: int, noun: str, plural: str = "") -> str:
     ('1 sample', '2,000 batches')
     """
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def percent(share: float) -> str:
+    """A share, 0 to 1, in percent.
+
+    >>> percent(0.553)
+    '55 %'
+    """
+    return f"{100 * share:.0f} %"

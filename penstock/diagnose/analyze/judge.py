@@ -36,6 +36,7 @@ from penstock.diagnose.analyze.result import (
     Verdict,
     broken_rules,
 )
+from penstock.host.text import percent
 
 CONTENTION = 0.10
 """Contention below this share of the time is not named: a replayed batch stays in the caches of the
@@ -283,26 +284,26 @@ def _verdict(report: AnalysisReport, shares: Shares | None, rates: LoaderRates) 
             words, one = unsure[0]
             return Verdict(
                 None,
-                refusal=f"training {words} {one.low:.0%} to {one.high:.0%} of the time, which may "
-                f"be nothing or a bottleneck. {_more_time(report)}",
+                refusal=f"training {words} {percent(one.low)} to {percent(one.high)} of the time, "
+                f"which may be nothing or a bottleneck. {_more_time(report)}",
             )
         return Verdict("compute", reason=figures)
     if waits and wait.low <= 0:
         return Verdict(
             None,
-            refusal=f"training waits 0% to {wait.high:.0%} of the time for batches. "
+            refusal=f"training waits 0 % to {percent(wait.high)} of the time for batches. "
             f"{_more_time(report)}",
         )
     if not waits and held.low <= 0:
         return Verdict(
             None,
-            refusal=f"the loader makes the step longer by 0% to {held.high:.0%} of the time. "
+            refusal=f"the loader makes the step longer by 0 % to {percent(held.high)} of the time. "
             f"{_more_time(report)}",
         )
     if waits and not _steps(report, "cached") and not _waits_mostly(report.workers_use):
         return Verdict(
             None,
-            refusal=f"training waits {wait.value:.0%} of the time for batches; whether for "
+            refusal=f"training waits {percent(wait.value)} of the time for batches; whether for "
             f"preparation or for storage was not measured. {_more_time(report)}",
         )
     disturbed = _waits_for_others(report, rates) if waits else ""
@@ -334,9 +335,9 @@ def _waits_for_others(report: AnalysisReport, rates: LoaderRates) -> str:
     if possible <= ENOUGH_FASTER * step.value:
         return ""
     return (
-        f"other processes kept {others:.0%} of the cores busy. Training waited for batches, but by "
-        f"the CPU time and the waits of the workers they could prepare {possible:,.0f} samples/s, "
-        f"and a step takes {step.value:,.0f}. Analyse on a machine with less load."
+        f"other processes kept {percent(others)} of the cores busy. Training waited for batches, "
+        f"but by the CPU time and the waits of the workers they could prepare {possible:,.0f} "
+        f"samples/s, and a step takes {step.value:,.0f}. Analyse on a machine with less load."
     )
 
 
@@ -428,11 +429,11 @@ def _figures(report: AnalysisReport, shares: Shares) -> str:
     if run is None or replay is None:
         return ""
     batch = report.setup.batch
-    said = f"the loop waits {shares.waiting:.0%} of the time"
+    said = f"the loop waits {percent(shares.waiting)} of the time"
     if run.wait is not None and run.step is not None:
         said = (
-            f"the loop waits {_ms(run.wait.value)} for a batch ({shares.waiting:.0%} of the time), "
-            f"and then computes {_ms(run.step.value)}"
+            f"the loop waits {_ms(run.wait.value)} for a batch ({percent(shares.waiting)} of the "
+            f"time), and then computes {_ms(run.step.value)}"
         )
     return f"{said}; without the loader at work a step takes {_ms(batch / replay.rate.value)}"
 
@@ -524,9 +525,8 @@ def _trust(report: AnalysisReport, shares: Shares | None) -> Trust:
         phase = _disagreeing(report)
         too = "fast" if modelled > run.rate.value else "slow"
         reasons.append(
-            f"the model says {modelled:,.0f} samples/s for the measured run, {off:.0%} too {too}"
-            + (f"; it differs in the phase {phase!r}" if phase else "")
-            + "."
+            f"the model says {modelled:,.0f} samples/s for the measured run, {percent(off)} too "
+            f"{too}" + (f"; it differs in the phase {phase!r}" if phase else "") + "."
         )
         error += off
     for use in report.machine_use:
@@ -604,29 +604,29 @@ def _warnings(report: AnalysisReport) -> Iterator[str]:
     throttled = _heaviest(uses, "throttled")
     if throttled is not None and throttled.throttled > SMALL:
         yield (
-            f"the CPU limit of the container stopped the job {throttled.throttled:.0%} of the time "
-            f"during {throttled.phase!r}."
+            f"the CPU limit of the container stopped the job {percent(throttled.throttled)} of the "
+            f"time during {throttled.phase!r}."
         )
     pressure = _heaviest(uses, "pressure")
     if pressure is not None and pressure.pressure > SMALL:
         yield (
-            f"processes waited for memory {pressure.pressure:.0%} of the time during "
+            f"processes waited for memory {percent(pressure.pressure)} of the time during "
             f"{pressure.phase!r}."
         )
     slow = min(uses, key=lambda use: use.pace, default=None)
     if slow is not None and slow.pace < SLOW_PACE:
         yield (
-            f"the cores ran at {slow.pace:.0%} of their speed during {slow.phase!r}, compared with "
-            "the fastest phase."
+            f"the cores ran at {percent(slow.pace)} of their speed during {slow.phase!r}, compared "
+            "with the fastest phase."
         )
     use = report.workers_use
     if use is not None and use.queueing > 2 * SMALL and setup.workers:
         undisturbed = 1 / max(1 - use.queueing, 0.05)
         prep = report.rate("prep") or 0.0
         yield (
-            f"{setup.workers} workers on {setup.cores} cores queued for a core {use.queueing:.0%} "
-            f"of the time; with a core each they would prepare about {prep * undisturbed:,.0f} "
-            "samples/s."
+            f"{setup.workers} workers on {setup.cores} cores queued for a core "
+            f"{percent(use.queueing)} of the time; with a core each they would prepare about "
+            f"{prep * undisturbed:,.0f} samples/s."
         )
 
 

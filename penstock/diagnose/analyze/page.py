@@ -25,7 +25,6 @@ from penstock.diagnose.analyze.text import (
     interval_words,
     meaning,
     nothing_words,
-    percent,
     rank_cells,
     rate_rows,
     remarks,
@@ -33,6 +32,7 @@ from penstock.diagnose.analyze.text import (
     verdict,
 )
 from penstock.diagnose.analyze.what_if import MOST_CORES, Forecast, Saturation, saturation
+from penstock.host.text import percent
 
 if TYPE_CHECKING:
     from penstock.diagnose.analyze.remedies import Remedy

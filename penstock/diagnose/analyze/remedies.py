@@ -11,6 +11,7 @@ from penstock.diagnose.analyze.model import Change, Prediction, possible_on_devi
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.result import Result
 from penstock.diagnose.analyze.trials import RemedyTrial, RunWith, short_size
+from penstock.host.text import percent
 
 LEAST_GAIN = 1.03
 """A gain below this is within the error of measurement."""
@@ -113,7 +114,9 @@ def candidates(report: AnalysisReport, memory: int) -> Iterator[PossibleRemedy]:
     with_own = "Penstock's loader with " if own else ""
     if budget:
         share = budget / setup.full_cache_bytes
-        cached = f"{min(1.0, share):.0%} of the data is read from storage once, and never again"
+        cached = (
+            f"{percent(min(1.0, share))} of the data is read from storage once, and never again"
+        )
         yield PossibleRemedy(
             f"{with_own}a cache of {config.show_size(budget)}",
             replace(plain, cache=budget),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from penstock.diagnose.analyze.model import Bound as Bound
 from penstock.diagnose.analyze.report import Interval, MachineUse, Phase, Rate, WorkerUse
+from penstock.host.text import percent
 
 SMALL = 0.05
 """Shares of the time below this are not a bottleneck: they are hardly worth a change."""
@@ -209,19 +210,19 @@ def _verdict_rules(result: Result) -> list[str]:
             ]
         if shares is not None and shares.waiting > SMALL:
             found.append(
-                f"the verdict is compute-bound, but the loop waited {shares.waiting:.0%} of the "
-                "time for batches."
+                f"the verdict is compute-bound, but the loop waited {percent(shares.waiting)} of "
+                "the time for batches."
             )
         if shares is not None and shares.contention.value > 2 * SMALL:
             found.append(
                 "the verdict is compute-bound, but the loader makes the step longer by "
-                f"{shares.contention.value:.0%} of the time."
+                f"{percent(shares.contention.value)} of the time."
             )
     if verdict.bound in ("prep", "latency", "fetch") and shares is not None:
         if shares.waiting <= SMALL:
             found.append(
                 f"the verdict is {verdict.bound}-bound, but the loop waited only "
-                f"{shares.waiting:.0%} of the time for batches."
+                f"{percent(shares.waiting)} of the time for batches."
             )
         elif verdict.bound == "fetch" and shares.fetch.high < shares.prep.low:
             found.append("the verdict is fetch-bound, but the loop waited longer for preparation.")

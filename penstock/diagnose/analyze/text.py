@@ -11,6 +11,7 @@ from penstock.diagnose.analyze.judge import CAUSES, result_of
 from penstock.diagnose.analyze.report import AnalysisReport, Interval, Phase, PhaseName, Rate
 from penstock.diagnose.analyze.result import Bound, Result
 from penstock.diagnose.analyze.stalls import RankSpeed, rank_speeds, slowest, slowest_host
+from penstock.host.text import percent
 
 if TYPE_CHECKING:
     from penstock.diagnose.analyze.remedies import Remedy
@@ -397,7 +398,3 @@ def slowest_words(ranks: Sequence[RankSpeed]) -> str:
 
 def rate(value: float) -> str:
     return f"{value:,.0f}" if math.isfinite(value) else "unbounded"
-
-
-def percent(share: float) -> str:
-    return f"{share * 100:.0f} %"

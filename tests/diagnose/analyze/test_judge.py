@@ -281,7 +281,7 @@ def test_waiting_that_other_processes_cause_is_refused() -> None:
     )
     found = result_of(busy)
     assert found.bound is None
-    assert "other processes kept 90% of the cores busy" in found.verdict.refusal
+    assert "other processes kept 90 % of the cores busy" in found.verdict.refusal
     assert any("other processes" in line for line in found.warnings)
 
 
@@ -314,4 +314,4 @@ def test_memory_that_seems_slower_than_storage_gives_no_predictions() -> None:
 def test_waits_are_not_named_prep_or_fetch_without_a_run_on_cached_samples() -> None:
     found = result_of(analysed(loop("as it is", 0.05, 0.2), loop("replay", 0.05, 0.0)))
     assert found.bound is None
-    assert "80% of the time for batches; whether for preparation or" in found.verdict.refusal
+    assert "80 % of the time for batches; whether for preparation or" in found.verdict.refusal
