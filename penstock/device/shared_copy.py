@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.device.contract import Device
 from penstock.order.plan import BatchKeys
+
+if TYPE_CHECKING:  # jobs of all frameworks import this module
+    import torch
 
 _log = logging.getLogger("penstock.device")
 
@@ -153,6 +154,8 @@ class SharedCopy:
             self._places.pop(place, None)
             del found  # its memory goes back first
             self._versions += 1
+            import torch
+
             memory = self._device.allocate((nbytes,), torch.uint8)
             found = self._places[place] = _SharedMemory(memory, self._versions, set())
         return found.memory

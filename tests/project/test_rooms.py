@@ -189,10 +189,11 @@ def test_no_room_hides_a_public_function_of_its_name() -> None:
     assert {room_of(path) for path in files()} & set(penstock.__all__) == packages
 
 
-def test_importing_penstock_or_a_worker_loads_no_large_package() -> None:
+def test_importing_penstock_a_worker_or_a_member_loads_no_large_package() -> None:
     code = (
         "import sys, penstock; a = set(sys.modules);"
-        "import penstock.engine.pools.worker, penstock.cluster.transport; b = set(sys.modules);"
+        "import penstock.engine.pools.worker, penstock.cluster.transport, penstock.node.member;"
+        "b = set(sys.modules);"
         "print(sorted(a & {'numpy', 'torch', 'cv2', 'lmdb', 'pyarrow', 'rich'}),"
         "sorted(b & {'torch', 'cv2', 'lmdb', 'pyarrow', 'rich', 'simplejpeg',"
         "'scipy', 'soundfile'}))"
