@@ -35,7 +35,7 @@ Image = NDArray[np.uint8]
 EXTENSIONS = (".jpg", ".jpeg")
 WIDTH, HEIGHT = 500, 375
 COLOURS = {"circles": (220, 70, 50), "frames": (240, 220, 60), "squares": (60, 90, 220)}
-SCRIPT = Path(__file__).with_name("demo_train.py")
+SCRIPT = Path(__file__).resolve().with_name("demo_train.py")
 JOBS = 4
 
 EPOCH = re.compile(r"^epoch \d+: ([\d,.]+) images/s", re.MULTILINE)

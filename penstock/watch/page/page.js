@@ -114,7 +114,7 @@ function caches(loader) {
 function mix(loader) {
   const listed = loader.stats.mix;
   if (!listed.length) return null;
-  const columns = [["source", ""], ["samples in this epoch", "number"], ["passes", "number"], ["share by weight", "number"], ["", "wide"]];
+  const columns = [["source", ""], ["this epoch", "number"], ["passes", "number"], ["by weight", "number"], ["", "wide"]];
   const rows = listed.map((one) => [one.name, whole(one.samples), one.passes.toFixed(2), percent(one.share), track(one.share)]);
   return part("Sources of the mix", table(columns, rows));
 }
