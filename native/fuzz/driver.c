@@ -12,6 +12,7 @@
 #include "../key.h"
 #include "../lzw.h"
 #include "../program.h"
+#include "../read.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -26,6 +27,7 @@ typedef struct {
 } Bytes;
 
 static Bytes seeds[MOST_SEEDS];
+static char *seed_paths[MOST_SEEDS];
 static int seed_count;
 static Bytes current;
 static long current_number;
@@ -94,6 +96,7 @@ static void read_seeds(const char *folder) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", folder, names[i]);
     free(names[i]);
+    seed_paths[i] = strdup(path);
     FILE *file = fopen(path, "rb");
     if (!file) exit(1);
     seeds[i].bytes = malloc(1 << 20);
@@ -654,6 +657,28 @@ static void run_sound_on(Bytes file) {
   sounds++;
 }
 
+static File part_read;
+static long parts;
+
+/* A part of a file, sometimes one that is not within it: exactly its bytes, or an error. The memory
+   is used again for the next one, as workers do. */
+static void read_part(void) {
+  size_t number = below((size_t)seed_count);
+  const Bytes *whole = &seeds[number];
+  int64_t length = (int64_t)whole->length;
+  int64_t offset = (int64_t)below(whole->length + 3) - 1, size = (int64_t)below(whole->length + 3) - 1;
+  if (!below(8)) offset = (int64_t)draw();
+  if (!below(8)) size = (int64_t)draw();
+  int within = offset >= 0 && size >= 0 && (!size || (offset <= length && size <= length - offset));
+  read_range(seed_paths[number], offset, size, &part_read);
+  demand(within == !part_read.error, within ? "a part that is not read" : "a part beside the file is read");
+  demand(part_read.length <= part_read.room, "more bytes than there is memory");
+  if (within)
+    demand(part_read.length == (size_t)size && !memcmp(part_read.data, whole->bytes + offset, part_read.length),
+           "other bytes of a part");
+  parts++;
+}
+
 /* Filters that files of the seeds' rates need. */
 static void add_filters(void) {
   static const int pairs[][4] = {{8000, 16000, 1, 2}, {44100, 16000, 441, 160}, {16000, 8000, 2, 1}};
@@ -669,6 +694,10 @@ static void add_filters(void) {
 static void run(long number, uint64_t seed) {
   state = seed * 0x2545F4914F6CDD1Du + (uint64_t)number;
   current_number = number;
+  if (!below(16)) {
+    read_part();
+    return;
+  }
   if (!below(4)) {
     if (!below(8))
       measure_one();
@@ -768,7 +797,8 @@ int main(int argc, char **argv) {
     alarm(SECONDS_FOR_ONE);
     run(n, strtoull(argv[3], NULL, 10));
   }
-  for (int i = 0; i < seed_count; i++) free(seeds[i].bytes);
+  for (int i = 0; i < seed_count; i++) free(seeds[i].bytes), free(seed_paths[i]);
+  free(part_read.data);
   for (int i = 0; i < resamplings.count; i++) free(resamplings.at[i].weights);
   index_end(&shared_index);
   printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, ", count,
@@ -777,6 +807,6 @@ int main(int argc, char **argv) {
   printf("%ld decoded without libjpeg; %ld packed; ", decoded_without_libjpeg, packed_files);
   printf("%ld with index entries; %ld augmented, %ld resized, ", indexed, augmented, resampled);
   printf("%ld streams of LZW, %ld programs of which %ld wrote a row, ", measured, programs, written);
-  printf("%ld of sounds of which %ld did\n", sounds, sounds_written);
+  printf("%ld of sounds of which %ld did, %ld parts of files\n", sounds, sounds_written, parts);
   return 0;
 }
