@@ -41,6 +41,10 @@ STOCK = 2
 """Finished batches that a loop which never waited of late should find next, for the pool to rest.
 If it takes them all meanwhile, it wakes the pool."""
 
+FEW_MISFITS, MISFITS = 2, 4
+"""If more than a few batches, and more than one in this many, have another layout than the first,
+batches are collated as a whole from then on. Otherwise each would be prepared twice."""
+
 WATCH_EVERY = 1.0
 """Seconds between two looks for workers that hang, while the loop waits."""
 
@@ -96,6 +100,8 @@ class Engine:
         self._long_wait = long_wait
         self._layout = layout
         self._whole = work.collate is not None
+        self._misfits = 0
+        """Batches that were prepared again because they do not have the layout of the first one."""
         self._slots = SlotPolicy(
             ring, pool.size, own_process=pool.own_process, early=schedule is None
         )
@@ -627,6 +633,9 @@ class Engine:
         Pieces of it that are still running write into its slot until they end, so the new task gets
         another slot.
         """
+        self._misfits += 1
+        if self._misfits > FEW_MISFITS and MISFITS * self._misfits > self._last_number:
+            self._whole = True  # shapes change all the time: nothing would be prepared only once
         number, offers = self._number(batch), batch.offers()
         if batch.running:
             batch.forget_slot(self.ring)

@@ -52,3 +52,19 @@ def test_an_old_piece_does_not_write_into_a_batch_that_is_prepared_again(tmp_pat
     with pipeline.loader(**two, shuffle=False) as loader:
         rows = [row for batch in loader for row in batch]
     assert [set(row.tolist()) for row in rows] == [{float(number)} for number in range(16)]
+
+
+def test_batches_whose_shapes_change_all_the_time_are_prepared_once() -> None:
+    calls: list[int] = []
+
+    def ragged(number: int) -> Any:
+        calls.append(number)
+        return np.full(3 + number % 5, number)
+
+    pipeline = ps.from_dataset(np.arange(60)).map(ragged, random=False).batch(1)
+    with pipeline.loader(workers=0, shuffle=False) as loader:
+        assert [batch[0].tolist() for batch in loader] == [[i] * (3 + i % 5) for i in range(60)]
+        first = len(calls)
+        assert len(list(loader)) == 60
+    assert first < 70  # until that is noticed, some are prepared twice
+    assert len(calls) == first + 60
