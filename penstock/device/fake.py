@@ -6,7 +6,8 @@ while it is copied: the values are wrong, now and then. This device makes such f
 - Memory of the device holds ``POISON`` until it is written, and again after it is freed.
 - A copy whose source was changed or given up after it began is a fault.
 - Memory that two streams use, one of them writing, is a fault unless one of them, or the host, has
-  waited for the other. So is memory that is freed while another stream than its own uses it.
+  waited for the other. So is new memory, for streams that have not waited for its own, and memory
+  that is freed while another stream than its own uses it.
 - A registration that overlaps another, or ends twice, is a fault.
 - Memory that is freed while another process maps it holds ``POISON`` for that process too.
 - ``pause`` stops the streams, so that a test decides when work happens; ``fail`` makes the next
@@ -254,7 +255,10 @@ class FakeDevice:
         owner = _Owner(raw, self._free)
         target = torch.from_numpy(np.asarray(owner)).view(dtype).reshape(tuple(shape))
         with self._lock:
-            self._buffers[raw.ctypes.data] = _FakeBuffer(raw, self._streams[stream])
+            first, found = raw.ctypes.data, self._streams[stream]
+            # Earlier work of this stream may still use the memory for what was freed.
+            before = _Use(first, first + nbytes, found, found.number, writes=True)
+            self._buffers[first] = _FakeBuffer(raw, found, [before])
         return target, raw
 
     def _shared_memory(self, nbytes: int) -> Any:

@@ -65,10 +65,14 @@ class PartlyOnDevice:
         return sum(rows.nbytes for _, rows in self._host)
 
     def deliver(self, device: Device) -> torch.Tensor:
-        """Begin to complete the field on the device, on the stream ``copy``."""
+        """Begin to complete the field on the device, on the stream ``copy``.
+
+        It is called again if another field of the batch found no memory.
+        """
         tensor = self._tensor
         # Rows move up over skipped samples, before the rows of the CPU take their places.
-        for first, to, rows in self._moves:
+        moves, self._moves = self._moves, []
+        for first, to, rows in moves:
             if first != to:
                 source, target = tensor[first : first + rows], tensor[to : to + rows]
 

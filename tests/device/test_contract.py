@@ -242,6 +242,19 @@ def test_the_fake_device_finds_a_stream_that_did_not_wait(fake: FakeDevice) -> N
     fake.record("prep").wait()
 
 
+def test_the_fake_device_finds_a_stream_that_did_not_wait_for_new_memory(fake: FakeDevice) -> None:
+    fake.pause()
+    fake.run(lambda: None, "prep")  # may still use the memory that is allocated next
+    memory = fake.allocate((8,), torch.uint8, "prep")
+    fake.run(lambda: None, "prep", writes=[memory[:4]])
+    assert fake.faults == []
+    fake.run(lambda: None, "loop", writes=[memory[4:]])
+    assert fake.faults == ["the stream loop uses memory that the stream prep is still using"]
+    fake.go_on()
+    fake.record("prep").wait()
+    fake.record("loop").wait()
+
+
 def test_the_fake_device_finds_a_buffer_that_is_reused_in_flight(fake: FakeDevice) -> None:
     fake.pause()
     source = torch.zeros(8, dtype=torch.uint8)

@@ -16,6 +16,7 @@ import penstock.torch
 from penstock.device import delivery
 from penstock.device.delivery import Delivery
 from penstock.device.fake import FakeDevice
+from penstock.device.rows import PartlyOnDevice
 from penstock.errors import PipelineError
 from penstock.torch import DataLoader
 
@@ -113,6 +114,28 @@ def test_a_device_without_room_ahead_gets_batches_when_the_loop_asks(
     device.close()
     assert values == [(0.0, "text"), (1.0, "text"), (2.0, "text"), (3.0, "text")]
     assert (device.peak, device.faults) == (2 * BYTES, [])
+
+
+def test_rows_of_the_device_are_moved_once_if_another_field_has_no_room() -> None:
+    rows = torch.arange(6, dtype=torch.uint8)
+    device = FakeDevice(capacity=6 + 32)
+    kept = device.allocate((32,), torch.uint8)
+    memory = device.allocate((6,), torch.uint8)
+    device.copy_to(memory, rows)
+    device.record().wait()
+    # Samples 0 and 3 were skipped. The device has prepared 1, 2, 4 and 5; the CPU none.
+    parts = PartlyOnDevice(rows, memory, {1: 2, 4: 2}, [(1, 2), (4, 2)])
+    delivery = Delivery(device)
+    value = (parts, torch.arange(4))
+    late = delivery.convert(value)
+    delivery.settle()
+    assert late.event is None  # the labels had no room
+    del kept
+    moved, labels = delivery.hand_out(late)
+    assert (moved.tolist(), labels.tolist()) == ([1, 2, 4, 5], [0, 1, 2, 3])
+    del moved, labels, memory, parts, late, value
+    device.close()
+    assert device.faults == []
 
 
 def test_memory_that_cannot_be_registered_is_a_warning(
