@@ -8,9 +8,10 @@ workers and a device.
 
 from __future__ import annotations
 
+import ctypes
 import heapq
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +29,7 @@ from benchmarks.harness.report import Result, Table
 from penstock.device.cooperation import Cooperation, Sharing, Threshold
 from penstock.device.fake import Times
 from penstock.device.image_work import ImageOnDevice, image_work
-from penstock.device.shared_schedule import LARGEST_TINY, TINY_BATCHES
+from penstock.device.shared_schedule import cut, usual_tiny
 from penstock.keyed import Keys
 from penstock.pipeline import Pipeline
 
@@ -43,6 +44,12 @@ TAIL = 1.0
 
 TIMES = Times()
 """The constants of the fake device."""
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Options of ``mallopt`` in glibc."""
+
+LARGEST_KEPT, MOST_KEPT = 32 << 20, 1 << 30
+"""Bytes of one allocation, the most that glibc accepts, and of all that is freed."""
 
 PIXELS = 224 * 224 * 3
 """Bytes of a picture on its way to the device, where the CPU decodes."""
@@ -63,23 +70,27 @@ WAYS: tuple[Way, ...] = get_args(Way)
 @dataclass(frozen=True)
 class Costs:
     """What tiny-batches cost, one number for each: bytes of the files, CPU seconds of all of it, of
-    the part until crops are resized, and of the CPU's part of a device task, and bytes of that."""
+    the part until crops are resized, and of the CPU's part of a device task, bytes of that, and
+    samples. ``rest``: the share of ``whole`` that is work for the device."""
 
     nbytes: NDArray[Any]
     whole: NDArray[Any]
     framed: NDArray[Any]
     host: NDArray[Any]
     packed: NDArray[Any]
+    samples: NDArray[Any]
+    rest: NDArray[Any]
 
     def pick(self, places: NDArray[Any]) -> Costs:
         return Costs(*(getattr(self, name)[places] for name in self.__dataclass_fields__))
 
     def scaled(self, factors: NDArray[Any]) -> Costs:
-        return Costs(*(getattr(self, name) * factors for name in self.__dataclass_fields__))
+        names = [name for name in self.__dataclass_fields__ if name not in ("samples", "rest")]
+        return replace(self, **{name: getattr(self, name) * factors for name in names})
 
     def device(self, speed: float, times: Times) -> NDArray[Any]:
         """Seconds of the device: two launches, the copy, and the rest of the work."""
-        work = np.maximum(0.0, self.whole - self.host) / speed
+        work = self.rest * self.whole / speed
         seconds: NDArray[Any] = 2 * times.launch + self.packed / times.bus + work
         return seconds
 
@@ -108,38 +119,40 @@ def measure(pipeline: Pipeline, framed: Pipeline, samples: int, tiny: int, round
         return work.pack(keys, contents, lambda nbytes: np.empty(nbytes, np.uint8))
 
     indices = np.linspace(0, len(source) - 1, min(samples, len(source)), dtype=int).tolist()
-    rows = []
+    rows, turns = [], range(rounds)
     for first in range(0, len(indices) - tiny + 1, tiny):
         keys = Keys(0, indices[first : first + tiny])
         packed = host(keys)
         if packed is None:
             continue  # a file that the CPU has to decode
-        seconds = []
-        for function in (road.get, part.get, host):
-            taken = []
-            for _ in range(rounds):
-                started = thread_time()
-                function(keys)
-                taken.append(thread_time() - started)
-            seconds.append(min(taken))
-        whole, until_framed, entropy = seconds
+        # In turns, so that a busy machine disturbs all of them alike.
+        taken = [
+            [_thread_seconds(function, keys) for function in (road.get, part.get, host)]
+            for _ in turns
+        ]
+        whole, until_framed, entropy = np.min(taken, axis=0)
         nbytes = sum(work.sizes(keys.indices))
-        rows.append((nbytes, whole, until_framed, entropy, packed.buffer.nbytes))
+        rows.append((nbytes, whole, until_framed, entropy, packed.buffer.nbytes, tiny, 0.0))
     if not rows:
         raise ValueError(f"{len(indices)} files, and none of them is a baseline JPEG")
     return Costs(*np.array(rows, float).T)
 
 
+def _thread_seconds(function: Callable[[Keys], Any], keys: Keys) -> float:
+    """CPU seconds of this thread for a call."""
+    started = thread_time()
+    function(keys)
+    return thread_time() - started
+
+
 @dataclass(frozen=True)
 class Case:
-    """A run: CPU workers, the speed of the device relative to one of them, and samples of a
-    tiny-batch."""
+    """A run: CPU workers, and the speed of the device relative to one of them."""
 
     way: Way
     workers: int
     speed: float
     times: Times = TIMES
-    samples: int = 8
 
 
 class _Events:
@@ -227,7 +240,7 @@ def split_by_operator(case: Case, batches: Sequence[Costs]) -> Iterator[float]:
             steps = [("cpu", costs.host), ("device", device), ("cpu", costs.whole - costs.framed)]
         else:
             work = (costs.whole - costs.framed).clip(0) / case.speed
-            pixels = case.samples * PIXELS * costs.nbytes / costs.nbytes.mean()
+            pixels = PIXELS * costs.samples
             device = 2 * case.times.launch + pixels / case.times.bus + work
             steps = [("cpu", costs.framed), ("device", device)]
         events = _Events()
@@ -261,8 +274,8 @@ def split_by_operator(case: Case, batches: Sequence[Costs]) -> Iterator[float]:
 
 
 def best_possible(case: Case, costs: Costs) -> float:
-    """The least time in which any split could prepare a mini-batch, if tiny-batches could be cut
-    at will and nobody ever waited: a bound that no schedule beats."""
+    """A time that no schedule of these tiny-batches beats: they could be cut at will and nobody
+    ever waited, but no two worked on the same tiny-batch at once."""
     device = costs.device(case.speed, case.times)
     saved = costs.whole - costs.host
     order = np.argsort(-saved / device)
@@ -272,22 +285,32 @@ def best_possible(case: Case, costs: Costs) -> float:
     places = np.linspace(0, len(order), 64 * len(order) + 1)
     numbers = np.arange(len(order) + 1)
     both = np.maximum(np.interp(places, numbers, cpu), np.interp(places, numbers, on_device))
-    return float(both.min())
+    longest = np.minimum(costs.whole, costs.host + device).max()
+    return max(float(both.min()), float(longest))
 
 
-def mini_batches(costs: Costs, count: int, *, heavy: bool, seed: int = 0) -> list[Costs]:
-    """Mini-batches of ``count`` tiny-batches, drawn from those that were measured."""
+def mini_batches(
+    costs: Mapping[int, Costs], rows: int, tiny: int, *, heavy: bool, seed: int = 0
+) -> list[Costs]:
+    """Mini-batches of ``rows`` samples, cut as a loader does, drawn from what was measured.
+
+    ``costs``: of tiny-batches, by their number of samples.
+    """
     rng = np.random.default_rng(seed)
+    counts = [count for _, count in cut(0, rows, tiny)]
     made = []
     for _ in range(BATCHES):
-        drawn = costs.pick(rng.integers(0, len(costs.whole), count))
-        made.append(drawn.scaled(rng.lognormal(-(TAIL**2) / 2, TAIL, count)) if heavy else drawn)
+        drawn = []
+        for samples in counts:
+            measured = costs[samples]
+            one = measured.pick(rng.integers(0, len(measured.whole), 1))
+            if heavy:
+                # Each sample has a factor of its own.
+                one = one.scaled(rng.lognormal(-(TAIL**2) / 2, TAIL, samples).mean(keepdims=True))
+            drawn.append(one)
+        names = Costs.__dataclass_fields__
+        made.append(Costs(*(np.concatenate([getattr(o, name) for o in drawn]) for name in names)))
     return made
-
-
-def tiny_samples(rows: int) -> int:
-    """Samples of a tiny-batch, as a loader chooses them."""
-    return max(1, min(LARGEST_TINY, rows // TINY_BATCHES))
 
 
 def seconds(case: Case, batches: Sequence[Costs]) -> float:
@@ -298,13 +321,13 @@ def seconds(case: Case, batches: Sequence[Costs]) -> float:
 
 
 def compare(
-    name: str, batches: Sequence[Costs], workers: int, samples: int
+    name: str, batches: Sequence[Costs], workers: int
 ) -> tuple[Table, list[str], dict[str, Any]]:
     """All ways at all speeds, relative to the CPU alone."""
     rows, wrong = [], []
     data: dict[str, Any] = {}
     for speed in SPEEDS:
-        case = Case("CPU alone", workers, speed, samples=samples)
+        case = Case("CPU alone", workers, speed)
         times = {way: seconds(replace(case, way=way), batches) for way in WAYS}
         alone = times["CPU alone"]
         best = fmean(best_possible(case, costs) for costs in batches[-COUNTED:])
@@ -327,14 +350,35 @@ def compare(
     return Table(title, heads, tuple(rows)), wrong, data
 
 
+def _keep_memory() -> None:
+    """Let the allocator keep memory that is freed, as a loader writes to memory that it has.
+
+    Otherwise a large result of ``road.get`` costs the making of its pages each time.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(MMAP_THRESHOLD, LARGEST_KEPT)
+        library.mallopt(TRIM_THRESHOLD, MOST_KEPT)
+
+
 def run(options: Namespace) -> Result:
+    _keep_memory()
     tables, wrong, notes = [], [], []
     data: dict[str, Any] = {}
-    tiny = options.tiny or tiny_samples(options.batch)
+    tiny = options.tiny or usual_tiny(options.batch, options.cpus)
     for name, (pipeline, framed) in pipelines(options.data).items():
         progress(f"cooperate: measuring {options.measured} samples of {name}")
-        costs = measure(pipeline, framed, options.measured, tiny, options.rounds)
-        samples = tiny * len(costs.whole)
+        sizes = {size for _, size in cut(0, options.batch, tiny)}
+        measured = {
+            size: measure(pipeline, framed, options.measured, size, options.rounds)
+            for size in sizes
+        }
+        costs = measured[tiny]
+        # The CPU's part has a cost for each call, which is no work that the device would do less.
+        rest = max(0.0, 1.0 - float(costs.host.sum() / costs.whole.sum()))
+        for size, one in measured.items():
+            measured[size] = replace(one, rest=np.full(len(one.rest), rest))
+        samples = int(costs.samples.sum())
         entropy = costs.host.sum() / costs.whole.sum()
         notes.append(
             f"cooperate: {name}: {1e3 * costs.whole.sum() / samples:.2f} ms of CPU time a sample; "
@@ -343,12 +387,12 @@ def run(options: Namespace) -> Result:
             f"{costs.nbytes.sum() / samples / 1e3:.0f} KB ({samples} samples)"
         )
         for heavy in (False, True):
-            sizes = "heavy-tailed sizes" if heavy else "sizes of the data"
-            batches = mini_batches(costs, options.batch // tiny, heavy=heavy)
-            table, found, values = compare(f"{name}, {sizes}", batches, options.cpus, tiny)
+            sizes_are = "heavy-tailed sizes" if heavy else "sizes of the data"
+            batches = mini_batches(measured, options.batch, tiny, heavy=heavy)
+            table, found, values = compare(f"{name}, {sizes_are}", batches, options.cpus)
             tables.append(table)
             wrong += found
-            data[f"{name}, {sizes}"] = values
+            data[f"{name}, {sizes_are}"] = values
     times = TIMES
     notes.append(
         f"cooperate: costs are CPU times of this machine; the device is a fake one: "
@@ -365,7 +409,7 @@ def _arguments(parser: ArgumentParser) -> None:
         "--measured", type=count, default=200, help="samples whose costs are measured (200)"
     )
     parser.add_argument(
-        "--tiny", type=count, help="samples of a tiny-batch (as many as a loader chooses)"
+        "--tiny", type=count, help="samples of the largest tiny-batch (as a loader chooses)"
     )
 
 

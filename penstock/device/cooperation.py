@@ -41,10 +41,19 @@ the mini-batch. A tiny-batch is a larger share of any mini-batch with fewer than
 TURNS = 2
 """Changes of direction after which the threshold freezes: it went there, back and there again."""
 
-WORTH, PROBES, PROBE_AGAIN = 0.97, 8, 100
+WORTH, GAIN, PROBES, PROBE_AGAIN = 0.97, 0.03, 8, 100
 """The device takes part while the CPU's part of its tasks costs the CPU less than ``WORTH`` of what
-the whole tasks would. That is judged after ``PROBES`` of each, and tried again after
-``PROBE_AGAIN`` mini-batches."""
+the whole tasks would, and the device saves more than the share ``GAIN`` of all work: less is lost
+when one of its tasks takes longer than expected. That is judged after ``PROBES`` of each, and tried
+again after ``PROBE_AGAIN`` mini-batches."""
+
+FIRST = 3
+"""Small tiny-batches for the device at the beginning of a mini-batch at most, for each worker. The
+others are needed at its end."""
+
+EARLY = 2
+"""The CPU decodes for the device while the device has work for less than this number of times what
+decoding takes."""
 
 TRIAL, SETTLING = 8, 2
 """Mini-batches of the trial of each sharing mode, and how many of them are not counted because they
@@ -199,26 +208,26 @@ class Worth:
     """
 
     positive: bool = True
-    slowest: float = 1.0
-    """How much longer than usual the device took for its slowest tasks: tiny-batches of the same
-    bytes differ in cost."""
+    late: float = 0.0
+    """Seconds that the device took at most longer than its speed says: tiny-batches of the same
+    bytes differ in cost, and each costs the device some time however small it is."""
     _seconds: dict[str, float] = field(default_factory=dict)
     _bytes: dict[str, float] = field(default_factory=dict)
     _count: dict[str, int] = field(default_factory=dict)
 
-    def learn(self, part: Part, seconds: float, nbytes: int) -> None:
-        """Note the CPU time of a part of a tiny-batch of ``nbytes`` bytes."""
+    def learn(self, part: Part, seconds: float, nbytes: int, workers: int = 1) -> None:
+        """Note the time of a part of a tiny-batch of ``nbytes`` bytes, beside ``workers``."""
         # Old ones fade, because caches fill and machines become busy.
         self._seconds[part] = 0.98 * self._seconds.get(part, 0.0) + seconds
         self._bytes[part] = 0.98 * self._bytes.get(part, 0.0) + max(1, nbytes)
         self._count[part] = self._count.get(part, 0) + 1
         if part == "device":
             usual = self._seconds[part] / self._bytes[part]
-            ratio = seconds / (max(1, nbytes) * usual) if usual > 0 else 1.0
-            self.slowest = max(1.0, ratio, 0.995 * self.slowest)
+            self.late = max(seconds - usual * nbytes, 0.995 * self.late)
         if min(self._count.get("whole", 0), self._count.get("decode", 0)) >= PROBES:
             decode, whole = (self._seconds[one] / self._bytes[one] for one in ("decode", "whole"))
-            self.positive = decode < WORTH * whole
+            device = self.rate("device") or 0.0
+            self.positive = decode < WORTH * whole and whole - decode > GAIN * workers * device
 
     @property
     def lacks_whole(self) -> bool:
@@ -249,9 +258,31 @@ class _MiniBatch:
     began: float | None = None
     cpu_end: float | None = None
     device_end: float | None = None
+    bytes: int = 0
+    """Of the tiny-batches that are waiting."""
+    smaller: int = 0
+    """Tiny-batches that the device gets in place of larger ones, to begin earlier."""
+
+    def __post_init__(self) -> None:
+        self.bytes = sum(size for size, _ in self.waiting)
+
+    def take(self, place: int) -> int:
+        """Take the tiny-batch at a place of ``waiting``."""
+        size, tiny = self.waiting.pop(place)
+        self.bytes -= size
+        return tiny
 
     def give_back(self, tiny: int) -> None:
         insort(self.waiting, (self.sizes[tiny], tiny))
+        self.bytes += self.sizes[tiny]
+
+
+class _Rates(NamedTuple):
+    """Seconds for each byte of a tiny-batch, by the part of the work."""
+
+    whole: float
+    decode: float
+    device: float
 
 
 class Cooperation:
@@ -342,28 +373,41 @@ class Cooperation:
     # Who takes it.
 
     def take_cpu(self, now: float) -> Assignment | None:
-        """Work for a CPU worker: what the device needs soon, else the smallest tiny-batch."""
+        """Work for a CPU worker: what the device needs soon, else a whole tiny-batch."""
+        rates = self._rates()
         measures = self.foresees and self.worth.lacks_whole
-        if self._device and self.exact and self._staged() < self._ahead and not measures:
+        most = self._ahead if rates is None else 2 * self.workers + 1
+        if self._device and self.exact and self._staged() < most and not measures:
             for batch, opened in self._open.items():
-                place = self._device_choice(batch, opened, now)
+                place = self._device_choice(batch, opened, now, rates)
+                if place is not None and rates is not None:
+                    place = self._soon(batch, opened, now, rates, place)
                 if place is not None:
-                    tiny = opened.waiting.pop(place)[1]
-                    return self._hand_out(batch, opened, tiny, "decode", now)
+                    return self._hand_out(batch, opened, opened.take(place), "decode", now)
         for batch, opened in self._open.items():
             reserved = self._reserved()
-            if self.foresees and reserved >= len(opened.waiting) > 0:
-                # What the device would not finish in time is not kept for it.
-                reserved = 0 if self._device_choice(batch, opened, now) is None else reserved
+            choice = self._device_choice(batch, opened, now, rates) if self.foresees else None
+            if self.foresees and choice is None:
+                reserved = 0  # what the device would not finish in time is not kept for it
             if len(opened.waiting) > reserved:
-                # Large ones that the device would not finish in time come first: at the end they
-                # would keep one worker busy and the others idle.
-                large = (
-                    self.foresees and self._device and not self._leaves_large(batch, opened, now)
+                # The small ones are kept for the end, where they fill the time of workers that
+                # would be idle, unless the speed of a device is still to be learnt.
+                last = len(opened.waiting) - 1
+                large = self.foresees and (rates is not None or choice != last)
+                return self._hand_out(
+                    batch, opened, opened.take(last if large else 0), "whole", now
                 )
-                tiny = opened.waiting.pop(-1 if large else 0)[1]
-                return self._hand_out(batch, opened, tiny, "whole", now)
         return None
+
+    def _rates(self) -> _Rates | None:
+        """The speeds of CPU and device, if they are to be used and known."""
+        if not self.foresees:
+            return None
+        whole, device = self.worth.rate("whole"), self.worth.rate("device")
+        decode = self.worth.rate("decode") if self.exact else 0.0
+        if whole is None or device is None or decode is None:
+            return None
+        return _Rates(whole, decode, device)
 
     def _reserved(self) -> int:
         """How many of the last tiny-batches of a mini-batch are the device's alone."""
@@ -372,15 +416,11 @@ class Cooperation:
         if self.alone:
             return sys.maxsize
         reserved = max(0, self.threshold.t)
-        whole, device = self.worth.rate("whole"), self.worth.rate("device")
-        if self.foresees and reserved and whole is not None and device:
+        rates = self._rates()
+        if reserved and rates is not None and rates.device:
             # No more than it does while a CPU worker does one.
-            reserved = min(reserved, int(whole / device))
+            reserved = min(reserved, int(rates.whole / rates.device))
         return reserved
-
-    def _leaves_large(self, batch: int, opened: _MiniBatch, now: float) -> bool:
-        """Whether the largest tiny-batch is one for the device."""
-        return self._device_choice(batch, opened, now) == len(opened.waiting) - 1
 
     def take_device(self, now: float) -> Assignment | None:
         """Work for the device: the largest tiny-batch, decoded first if ``exact``."""
@@ -394,16 +434,19 @@ class Cooperation:
                 if sum(len(one.decoded) for one in self._open.values()) > 1:
                     self._ahead = max(1, self._ahead - 1)
                 return self._hand_out(batch, opened, tiny, "device", now)
-            place = None if self.exact else self._device_choice(batch, opened, now)
-            if place is not None:
-                return self._hand_out(batch, opened, opened.waiting.pop(place)[1], "device", now)
+            if not self.exact:
+                place = self._device_choice(batch, opened, now, self._rates())
+                if place is not None:
+                    return self._hand_out(batch, opened, opened.take(place), "device", now)
         if self.exact and not self._starved and self._staged() >= self._ahead:
             # All that may be decoded ahead is still with CPU workers: too late for the device.
             self._starved = True
             self._ahead = min(self._ahead + 1, self.workers + 1)
         return None
 
-    def _device_choice(self, batch: int, opened: _MiniBatch, now: float) -> int | None:
+    def _device_choice(
+        self, batch: int, opened: _MiniBatch, now: float, rates: _Rates | None
+    ) -> int | None:
         """The place in ``waiting`` of the tiny-batch that the device should take next, if any.
 
         The largest that the device finishes, by what is known of its speed, before the CPU would
@@ -412,33 +455,71 @@ class Cooperation:
         if not self._device_may_take(batch, opened):
             return None
         last = len(opened.waiting) - 1
-        if not self.foresees:
+        if rates is None:
             return last
-        whole, device = self.worth.rate("whole"), self.worth.rate("device")
-        host = self.worth.rate("decode") if self.exact else 0.0
-        if whole is None or device is None or host is None:
-            return last
-        cpu = backlog = 0.0
+        backlog = 0.0
         for one, since in self._running.values():
-            rate = {"whole": whole, "decode": host, "device": device}[one.part]
-            size = self._open[one.batch].sizes[one.tiny]
-            left = max(0.0, rate * size - (now - since))
-            if one.part == "device":
-                backlog += left
-            elif one.batch <= batch:
-                cpu += left
-            if one.part == "decode":
-                backlog += device * size
-        for number, other in self._open.items():
-            backlog += device * sum(other.sizes[tiny] for tiny in other.decoded)
-            if number <= batch:
-                cpu += whole * sum(size for size, _ in other.waiting)
+            if one.part != "whole":
+                size = self._open[one.batch].sizes[one.tiny]
+                done = now - since if one.part == "device" else 0.0
+                backlog += max(0.0, rates.device * size - done)
+        for other in self._open.values():
+            backlog += rates.device * sum(other.sizes[tiny] for tiny in other.decoded)
+        cpu = self._cpu_seconds(batch, now, rates)
         for place in range(last, -1, -1):
             size = opened.waiting[place][0]
-            ends = max(backlog, host * size) + self.worth.slowest * device * size
-            if ends <= max(cpu / self.workers, whole * size):
+            ends = max(backlog, rates.decode * size) + rates.device * size + self.worth.late
+            if ends <= max(cpu, rates.whole * size):
                 return place
         return None
+
+    def _cpu_seconds(self, batch: int, now: float, rates: _Rates) -> float:
+        """When the CPU would have finished a mini-batch if the device took no more of it."""
+        seconds = 0.0
+        for one, since in self._running.values():
+            if one.part != "device" and one.batch <= batch:
+                rate = rates.whole if one.part == "whole" else rates.decode
+                seconds += max(0.0, rate * self._open[one.batch].sizes[one.tiny] - (now - since))
+        waiting = sum(other.bytes for number, other in self._open.items() if number <= batch)
+        return (seconds + rates.whole * waiting) / self.workers
+
+    def _soon(
+        self, batch: int, opened: _MiniBatch, now: float, rates: _Rates, place: int
+    ) -> int | None:
+        """``place``, or that of a smaller tiny-batch if the device would be idle before ``place``
+        is decoded; ``None``: the device has enough to do.
+
+        An idle device costs time only where the CPU can keep it busy to the end.
+        """
+        size = opened.waiting[place][0]
+        idle = self._idle_at(now, rates)
+        if idle > EARLY * rates.decode * size:
+            return None  # later more is known of what the device has
+        if rates.device * self.workers <= rates.decode or opened.smaller >= FIRST * self.workers:
+            return place
+        if (rates.decode + rates.device) * size > self._cpu_seconds(batch, now, rates) / 2:
+            return place  # so large that it must begin now
+        opened.smaller += rates.decode * size > idle
+        while place > 0 and rates.decode * opened.waiting[place][0] > idle:
+            place -= 1
+        return place
+
+    def _idle_at(self, now: float, rates: _Rates) -> float:
+        """The seconds until the device has nothing to do."""
+        idle, decoding = 0.0, []
+        for one, since in self._running.values():
+            size = self._open[one.batch].sizes[one.tiny]
+            if one.part == "device":
+                idle += max(0.0, rates.device * size - (now - since))
+            elif one.part == "decode":
+                decoding.append((rates.decode * size - (now - since), rates.device * size))
+        for opened in self._open.values():
+            idle += rates.device * sum(opened.sizes[tiny] for tiny in opened.decoded)
+        for ready, seconds in sorted(decoding):
+            if ready > idle:
+                break
+            idle += seconds
+        return idle
 
     def _device_may_take(self, batch: int, opened: _MiniBatch) -> bool:
         # The oldest mini-batch always may have rows there: its last ones can be the device's alone.
@@ -496,12 +577,12 @@ class Cooperation:
             # The device works on one task after the other.
             began = found[1] if self._device_free is None else max(found[1], self._device_free)
             self._device_free = now
-            self.worth.learn("device", now - began, opened.sizes[tiny])
+            self.worth.learn("device", now - began, opened.sizes[tiny], self.workers)
         else:
             opened.cpu_end = now
             if not whole:
                 taken = now - found[1] if seconds is None else seconds
-                self.worth.learn(part, taken, opened.sizes[tiny])
+                self.worth.learn(part, taken, opened.sizes[tiny], self.workers)
         if part == "decode":
             if self._device:
                 opened.decoded.append(tiny)

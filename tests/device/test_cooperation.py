@@ -259,11 +259,11 @@ some_batches = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min
 
 
 @settings(deadline=None)
-@given(some_batches, acts, st.booleans(), st.integers(-9, 9))
+@given(some_batches, acts, st.booleans(), st.booleans(), st.integers(-9, 9))
 def test_every_tiny_batch_is_prepared_once_whatever_dies(
-    batches: list[list[int]], events: list[tuple[str, int]], exact: bool, t: int
+    batches: list[list[int]], events: list[tuple[str, int]], exact: bool, foresees: bool, t: int
 ) -> None:
-    crowd = Crowd(Cooperation(3, exact=exact), batches)
+    crowd = Crowd(Cooperation(3, exact=exact, foresees=foresees), batches)
     crowd.cooperation.threshold.t = t
     for act, choice in events:
         crowd.act(act, choice)
@@ -272,11 +272,11 @@ def test_every_tiny_batch_is_prepared_once_whatever_dies(
 
 
 @settings(deadline=None)
-@given(some_batches, acts, st.booleans(), st.integers(-9, 9))
+@given(some_batches, acts, st.booleans(), st.booleans(), st.integers(-9, 9))
 def test_the_cpu_finishes_alone_after_the_device_stops_answering(
-    batches: list[list[int]], events: list[tuple[str, int]], exact: bool, t: int
+    batches: list[list[int]], events: list[tuple[str, int]], exact: bool, foresees: bool, t: int
 ) -> None:
-    crowd = Crowd(Cooperation(3, exact=exact), batches)
+    crowd = Crowd(Cooperation(3, exact=exact, foresees=foresees), batches)
     crowd.cooperation.threshold.t = t
     for act, choice in events:
         crowd.act(act, choice)
@@ -495,6 +495,68 @@ def test_a_device_that_saves_no_cpu_time_rests() -> None:
     assert not cooperation.worth.positive
     assert counts.device == counts.decode <= 2 * PROBES
     assert counts.whole + counts.device == 30 * 8
+
+
+@pytest.mark.parametrize(("workers", "rests"), [(2, False), (8, True)])
+def test_a_device_that_saves_next_to_nothing_rests(workers: int, rests: bool) -> None:
+    cooperation = Cooperation(workers, exact=True, foresees=True)
+    # A device task takes five times what a whole one takes a CPU worker, and saves half of that.
+    for _ in range(PROBES):
+        for part, seconds in (("whole", 1.0), ("decode", 0.5), ("device", 5.0)):
+            cooperation.worth.learn(part, seconds, 100, workers)  # type: ignore[arg-type]
+    assert cooperation.worth.positive is not rests
+
+
+def known(cooperation: Cooperation, whole: float, decode: float, device: float) -> Cooperation:
+    """It knows the seconds that a byte takes."""
+    for part, seconds in (("whole", whole), ("decode", decode), ("device", device)):
+        for _ in range(PROBES):
+            cooperation.worth.learn(part, 100 * seconds, 100, cooperation.workers)  # type: ignore[arg-type]
+    cooperation.sharing = Sharing("spatial", decided=True)
+    return cooperation
+
+
+def test_an_idle_device_gets_a_small_tiny_batch_first_and_small_ones_are_kept_for_the_end() -> None:
+    cooperation = known(Cooperation(3, exact=True, foresees=True), 1.0, 0.5, 0.4)
+    cooperation.open(0, [80, 100, 10, 90] + [100] * 8)
+    first = cooperation.take_cpu(0.0)
+    assert first is not None
+    assert (first.tiny, first.part) == (2, "decode")
+    # The others cannot keep the device busy either, so they begin with the smallest that are left.
+    second = cooperation.take_cpu(0.0)
+    assert second is not None
+    assert (second.tiny, second.part) == (0, "decode")
+    # Without the device the largest come first.
+    cooperation.device_lost()
+    third = cooperation.take_cpu(0.0)
+    assert third is not None
+    assert (cooperation._open[0].sizes[third.tiny], third.part) == (100, "whole")
+
+
+def test_a_fast_device_gets_the_largest_first_because_it_waits_anyway() -> None:
+    cooperation = known(Cooperation(2, exact=True, foresees=True), 1.0, 0.5, 0.01)
+    cooperation.open(0, [80, 100, 10, 90])
+    taken = [cooperation.take_cpu(0.0) for _ in range(4)]
+    assert [(one.tiny, one.part) for one in taken if one] == [
+        (1, "decode"),
+        (3, "decode"),
+        (0, "decode"),
+        (2, "decode"),
+    ]
+
+
+def test_a_device_with_enough_to_do_gets_no_more_for_now() -> None:
+    cooperation = known(Cooperation(2, exact=True, foresees=True), 1.0, 0.1, 1.0)
+    cooperation.open(0, [100] * 20)
+    parts = []
+    for _ in range(3):
+        task = cooperation.take_cpu(0.0)
+        assert task is not None
+        parts.append(task.part)
+        if task.part == "decode":
+            cooperation.done(task, 0.0, seconds=10.0)
+    # It has work for ten times what decoding takes.
+    assert parts == ["decode", "whole", "whole"]
 
 
 def test_a_slow_device_takes_nothing_that_it_would_finish_late() -> None:
