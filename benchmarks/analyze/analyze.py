@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 from benchmarks.analyze.pace import Pace
@@ -251,6 +252,26 @@ def _arguments(parser: ArgumentParser) -> None:
         metavar="WORD",
         help="with --truth: only scripts with all these words in their title, such as --only "
         "'sleep|python' '0 busy' torch",
+    )
+    parser.add_argument(
+        "--part",
+        type=int,
+        choices=(1, 2, 3),
+        default=0,
+        help="with --truth: a third of the scripts, in which each bottleneck and step meets every "
+        "machine and every kind of script once",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="with --truth: keep what was measured in DIR, and measure only what is missing there",
+    )
+    parser.add_argument(
+        "--stop-after",
+        type=positive,
+        metavar="SECONDS",
+        help="with --truth: begin no further script after this time; go on with --results later",
     )
     parser.add_argument(
         "--sleeping",

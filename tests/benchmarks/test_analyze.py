@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks import __main__ as command_line
 from benchmarks.analyze import analyze, truth
 from benchmarks.analyze import work as analyze_work
 from benchmarks.analyze.pace import Pace
@@ -167,3 +169,40 @@ def test_wrong_and_refused_verdicts_are_counted() -> None:
     assert "1 of 3 verdicts are wrong" in result.notes[0]
     assert "33% refused" in result.notes[1]
     assert "median error 10%" in result.notes[2]
+
+
+def test_a_third_of_the_grid_has_each_bottleneck_on_each_machine_with_each_kind() -> None:
+    parts = [truth.chosen([], part) for part in (1, 2, 3)]
+    assert sorted(cell.title for part in parts for cell in part) == sorted(
+        cell.title for cell in truth.grid()
+    )
+    for part in parts:
+        for key in {(cell.script.bottleneck, cell.script.step) for cell in part}:
+            alike = [cell for cell in part if (cell.script.bottleneck, cell.script.step) == key]
+            assert sorted(cell.busy for cell in alike) == [0, 1, 2]
+            assert len({cell.script.kind for cell in alike}) == 3
+
+
+def test_kept_results_are_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(words: Sequence[str]) -> dict[str, float]:
+        ran.append(list(words))
+        return {"speed": 100.0, "wait": 0.05, "step": 0.1}
+
+    monkeypatch.setattr(truth, "_run", run)
+    monkeypatch.setattr(truth, "_analyse", lambda *_: None)
+    words = ["--truth", "--only", "sleep", "0 busy", "torch", "--results", str(tmp_path)]
+    _, options = command_line.parse(["analyze", *words])
+    first = truth.run_truth(options)
+    assert len(ran) == 6
+    assert [row[3] for row in first.tables[0].rows] == ["refused"] * 3
+    assert truth.run_truth(options).tables[0].rows == first.tables[0].rows
+    assert len(ran) == 6
+
+    _, options = command_line.parse(["analyze", *words[:3], *words[4:], "--stop-after", "1e-9"])
+    result = truth.run_truth(options)
+    assert len(ran) == 6
+    assert any("6 scripts are not measured yet" in note for note in result.notes)
