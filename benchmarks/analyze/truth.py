@@ -122,18 +122,20 @@ def chosen(only: Sequence[str], part: int = 0) -> list[Cell]:
     """The cells whose title contains all of these words; each word may have alternatives (a|b).
 
     ``part`` 1, 2 or 3: a third of the grid. In each third every bottleneck and step meets every
-    machine and every kind of script once.
+    machine and every kind of script once. The first step of each bottleneck comes first, so that a
+    selection that is stopped early has all of them.
     """
     cells = [
         cell
         for at, cell in enumerate(grid())
         if not part or (at // 9 + at // 3 + at + part) % 3 == 0
     ]
-    return [
+    found = [
         cell
         for cell in cells
         if all(any(one in cell.title for one in word.split("|")) for word in only)
     ]
+    return sorted(found, key=lambda cell: STEPS[cell.script.bottleneck].index(cell.script.step))
 
 
 def accepted(bottleneck: str, plain: dict[str, float], constant: dict[str, float]) -> set[str]:
@@ -185,13 +187,18 @@ def run_truth(options: Namespace) -> Result:
                 continue
             if not trial.complete:
                 progress(f"analyze: {number + 1} of {len(cells)}: {cell.title}")
-                with busy_cores(cell.busy):
-                    trial.measure()
+                try:
+                    with busy_cores(cell.busy):
+                        trial.measure()
+                except PenstockError as error:  # the others are worth measuring
+                    progress(f"  {error}")
+                    missing += 1
+                    continue
                 records.save(place)
                 progress(f"  {' | '.join(trial.outcome().row()[1:])}")
             outcomes.append(trial.outcome())
     if not outcomes:
-        raise PenstockError("no script was measured: give a longer --stop-after")
+        raise PenstockError("no script was measured: see above, or give a longer --stop-after")
     return result_of_outcomes(outcomes, missing)
 
 
