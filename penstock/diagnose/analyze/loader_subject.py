@@ -32,6 +32,7 @@ from penstock.loader import Loader
 from penstock.operation import Spec
 from penstock.order.shuffle import shuffled
 from penstock.pipeline import Pipeline
+from penstock.source.dataset import DatasetSource
 from penstock.source.listing import Listing
 from penstock.source.names import Names
 from penstock.source.source import FileSamples, Source
@@ -148,6 +149,10 @@ class LoaderSubject:
     """Makes other loaders of the same pipeline, with ``ChosenSamples`` as their source.
 
     ``iterate`` begins an epoch of a loader.
+
+    A dataset that runs code of the user reads and prepares its samples in one call. So it runs in
+    every phase, and its time counts as prep, as for a loader of torch. Only a cache above it keeps
+    what it returns; then its calls count as fetching.
     """
 
     def __init__(
@@ -174,7 +179,10 @@ class LoaderSubject:
         self._kept: dict[int, Any] = {}
         self._sample_bytes = self._kept_bytes = 0.0
         self.sizes: tuple[float, ...] = ()
-        self.prep_includes_reading = False
+        self._runs_dataset = (
+            isinstance(source, DatasetSource) and source.runs_user_code and not self._cache
+        )
+        self.prep_includes_reading = self._runs_dataset
         self._files: SampleFiles | None = None
         self._piece = self._batch
         batching = loader.pipeline.batching
@@ -237,9 +245,10 @@ class LoaderSubject:
             except Exception as error:  # the loader itself reports bad samples
                 self.notes.append(f"sample {index} could not be read: {error}")
                 continue
-            sizes.append(nbytes_of(sample))
             self._indices.append(index)
-            self._kept[index] = sample
+            if not self._runs_dataset:
+                sizes.append(nbytes_of(sample))
+                self._kept[index] = sample
             enough = sum(sizes) > budget or time.perf_counter() > until
             if enough and len(self._indices) % self._batch == 0:
                 break
@@ -248,12 +257,19 @@ class LoaderSubject:
                 f"none of the {len(chosen)} samples chosen for the analysis could be read. "
                 f"The last error: {self.notes[-1] if self.notes else 'the source is empty'}"
             )
-        self._sample_bytes = fmean(sizes)
-        self._kept_bytes = fmean(map(cost, sizes))
-        self.sizes = relative_sizes(sizes)
         paths = _files_of(self._source, self._indices)
         if paths:
             self._files = SampleFiles(paths, max(1, len(self._indices) // self._batch))
+            sizes = sizes or list(self._files.sizes())
+        if not sizes:
+            self.notes.append(
+                "the dataset reads its samples by code of its own, and no files of them are known: "
+                "fetch counts as prep."
+            )
+            return
+        self._sample_bytes = fmean(sizes)
+        self._kept_bytes = fmean(map(cost, sizes))
+        self.sizes = relative_sizes(sizes)
 
     # Other samples in place of the loader's own.
 
@@ -264,7 +280,7 @@ class LoaderSubject:
 
     def _delayed(self, workers: int | None, delays: Sequence[float]) -> Iterator[Any]:
         kept = self._kept
-        by_size = sorted(kept, key=lambda index: nbytes_of(kept[index]))
+        by_size = sorted(kept, key=lambda index: nbytes_of(kept[index])) or self._indices
         indices = _equal_batches(by_size, self._batch)
         source = ChosenSamples(self._source, indices, kept, DelayedReads(delays, self._batch))
         pipeline = replace(self._pipeline, source=source)
@@ -272,8 +288,11 @@ class LoaderSubject:
         yield from self._batches(pipeline, workers, after_batch=after_batch, shuffle=False)
 
     def cold(self) -> Iterator[Any] | None:
+        if self._runs_dataset and self._files is None:
+            return None
         count = int(self.setup.cached_share(self._cache) * len(self._indices))
-        kept = {index: self._kept[index] for index in self._indices[:count]}
+        cached = self._indices[:count]
+        kept = {index: self._kept[index] for index in cached if index in self._kept}
         if self._files is None:
             self.notes.append(
                 "samples of this source are not separate files, so they could not be dropped from "
@@ -302,6 +321,8 @@ class LoaderSubject:
         return None
 
     def reading(self, threads: int, *, cold: bool) -> Iterator[int] | None:
+        if self._runs_dataset:
+            return None if self._files is None else self._files.reading(threads, cold=cold)
         if cold and self._files is not None:
             self._files.drop_all()
         kept = {} if cold else self._kept
@@ -361,7 +382,8 @@ class LoaderSubject:
         except PenstockError as error:
             self.notes.append(f"operations could not be timed one by one: {error}")
             return ()
-        return operation_times([row for row in profile.fused if row.kind != "source"])
+        rows = [row for row in profile.fused if row.kind != "source" or self._runs_dataset]
+        return operation_times(rows)
 
     def batch_times(self) -> Sequence[float]:
         return self._times
