@@ -514,6 +514,18 @@ def _trust(report: AnalysisReport, shares: Shares | None) -> Trust:
             numbers=False,
             reasons=(f"there are no predictions: {why}.",),
         )
+    prep = report.phase("prep")
+    if prep is None or not math.isfinite(prep.rate.spread):
+        return Trust(
+            run.rate,
+            0.0,
+            1.0,
+            numbers=False,
+            reasons=(
+                "there are no predictions: preparation was measured in too few batches. "
+                f"{_more_time(report)}",
+            ),
+        )
     modelled = predict(report).speed
     off = abs(modelled / run.rate.value - 1)
     replay = report.phase("replay")

@@ -79,6 +79,9 @@ def remedies(
         for candidate in candidates(report, memory or config.memory())
         if (remedy := _with_gain(report, candidate, result)) is not None
     ]
+    if result is not None and result.bound == "latency":
+        # Workers that wait need no cores: more of them run on those that are there.
+        found = [remedy for remedy in found if remedy.change.cores is None]
     if result is not None and result.bound == "contention":
         found.extend(_fewer_workers(report, result))
     return sorted(_without_detours(found), key=lambda remedy: -remedy.gain)

@@ -238,7 +238,8 @@ def _verdict_rules(result: Result) -> list[str]:
 def _rate_rules(result: Result) -> list[str]:
     found = []
     for name, rate in result.rates.known().items():
-        if not (0 < rate.low <= rate.value <= rate.high):
+        unknown = rate.low == 0 and math.isinf(rate.high)  # too few steps for an interval
+        if not unknown and not 0 < rate.low <= rate.value <= rate.high:
             found.append(f"the interval of {name} does not contain {name}, or is not above 0.")
     cache, storage = result.rates.C, result.rates.S
     if cache is not None and storage is not None and cache.high < storage.low:

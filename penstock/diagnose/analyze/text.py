@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.config import show_size
 from penstock.diagnose.analyze.judge import CAUSES, result_of
 from penstock.diagnose.analyze.report import AnalysisReport, Interval, Phase, PhaseName, Rate
-from penstock.diagnose.analyze.result import Bound, Result
+from penstock.diagnose.analyze.result import MODEL_OFF, Bound, Result
 from penstock.diagnose.analyze.stalls import RankSpeed, rank_speeds, slowest, slowest_host
 from penstock.host.text import percent
 
@@ -191,15 +191,13 @@ def remarks(report: AnalysisReport, result: Result) -> list[str]:
         rate = trust.measured
         said = f"Training runs at {rate.value:,.0f} samples/s"
         said += f" ({rate.low:,.0f} to {rate.high:,.0f})" if rate.low < rate.high else ""
-        if trust.modelled > 0:
-            error = trust.modelled / rate.value - 1
-            said += (
-                f"; the model says {trust.modelled:,.0f}, {abs(error) * 100:.1f} % "
-                f"too {'fast' if error > 0 else 'slow'}"
-            )
-            if trust.numbers:
-                said += ". Predictions are scaled to the measured speed"
-                said += f", and are within {trust.error * 100:.0f} %"
+        error = trust.modelled / rate.value - 1
+        if trust.modelled > 0 and abs(error) <= MODEL_OFF:  # else it is the first of the reasons
+            too = "fast" if error > 0 else "slow"
+            said += f"; the model says {trust.modelled:,.0f}, {abs(error) * 100:.1f} % too {too}"
+        if trust.numbers:
+            said += ". Predictions are scaled to the measured speed"
+            said += f", and are within {trust.error * 100:.0f} %"
         found.append(f"{said}.")
     found += [_sentence(reason) for reason in trust.reasons]
     if result.warm > 0:

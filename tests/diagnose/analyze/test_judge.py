@@ -12,6 +12,7 @@ import pytest
 
 from penstock.diagnose.analyze.judge import result_of
 from penstock.diagnose.analyze.model import Change, predict, warm_share
+from penstock.diagnose.analyze.remedies import remedies
 from penstock.diagnose.analyze.report import (
     AnalysisReport,
     Interval,
@@ -236,6 +237,33 @@ def test_more_workers_help_where_workers_sleep_and_more_cores_do_not() -> None:
     locked = replace(sleeping, costs=replace(sleeping.costs, scaling={1: 1.0, 2: 1.0, 4: 1.0}))
     ratio = predict(locked, Change(workers=8)).speed / predict(locked, Change(workers=4)).speed
     assert ratio < 1.1
+
+
+def test_more_cores_are_no_remedy_for_workers_that_sleep() -> None:
+    # Printed below "more workers help, more cores do not": a machine with 4 cores, 2.00 times.
+    use = WorkerUse(10.0, computing=0.02, sleep=0.98)
+    sleeping = replace(prep_bound(pause=0.95), workers_use=use)
+    found = remedies(sleeping, result=result_of(sleeping))
+    assert any(remedy.change.workers for remedy in found)
+    assert all(remedy.change.cores is None for remedy in found)
+    computing = replace(prep_bound(), workers_use=WorkerUse(10.0, computing=1.0))
+    assert any(remedy.change.cores for remedy in remedies(computing, result=result_of(computing)))
+
+
+def test_preparation_of_a_few_batches_gives_no_predictions_and_is_no_contradiction() -> None:
+    # Printed: the interval of P does not contain P, or is not above 0.
+    short = prep_bound()
+    phases = tuple(
+        replace(phase, rate=Rate(phase.rate.value, 0.0, math.inf))
+        if phase.name == "prep"
+        else phase
+        for phase in short.phases
+    )
+    found = result_of(replace(short, phases=phases))
+    assert found.bound == "prep"
+    assert not found.trust.numbers
+    assert "preparation was measured in too few batches" in found.trust.reasons[0]
+    assert not found.warnings
 
 
 def test_slow_storage_is_told_from_slow_preparation_by_the_wait_for_cached_samples() -> None:
