@@ -341,7 +341,7 @@ class PhaseRunner:
         # Seconds of all workers together, relative to those of one worker.
         slower = _seconds(scaling[workers]) if workers in scaling else 1.0 / max(1, workers)
         miss, hit = self._measure_refurbish(slower)
-        penstock = self._measure_penstock(slower)
+        penstock = self._measure_penstock(slower, _seconds(one_worker))
         operations: tuple[OperationTime, ...] = ()
         if self._fits("operations one by one", min(OPERATIONS_SECONDS, self._part)):
             self._tell("timing operations one by one")
@@ -412,7 +412,7 @@ class PhaseRunner:
             if needed <= max(self._left() / 2, SLACK):
                 counts.append(count)
             else:
-                self._skipped.append(f"{count} workers")
+                self._skipped.append(f"{count} {'worker' if count == 1 else 'workers'}")
         if counts:
             self._tell(f"the loader alone: {', '.join(map(str, counts))} workers")
         return sweep_workers(self._subject, counts, self._part, self._clock)
@@ -648,9 +648,14 @@ class PhaseRunner:
             _close(batches)
         return miss, hit
 
-    def _measure_penstock(self, slower: float) -> float | None:
-        """``prep`` with Penstock's loader in place of torch's."""
+    def _measure_penstock(self, slower: float, present: float) -> float | None:
+        """``prep`` with Penstock's loader in place of torch's; ``present`` is that of torch's.
+
+        Where the difference is within the intervals, none is stated.
+        """
         setup = self._subject.setup
+        if setup.loader == "penstock.Loader":
+            return None
         if not self._fits("Penstock's loader", self._batches_seconds(2 * setup.ahead + 4)):
             return None
         batches = self._subject.with_penstock()
@@ -658,6 +663,9 @@ class PhaseRunner:
             return None
         phase = self._drain("prep", batches, keep=False)
         _close(batches)
+        prep = next(one for one in self._phases if one.name == "prep")
+        if phase.rate.low <= prep.rate.high and prep.rate.low <= phase.rate.high:
+            return present
         return _seconds(phase.rate.value) / slower
 
     def _batches_seconds(self, count: int) -> float:

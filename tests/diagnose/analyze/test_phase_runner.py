@@ -177,6 +177,30 @@ def test_slow_preparation_and_slow_fetching_show_in_their_phases() -> None:
     assert report.costs.penstock == pytest.approx(0.02 / BATCH)
 
 
+class WithoutGain(SimulatedSubject):
+    """Penstock's loader is as fast as the script's, and both are uneven."""
+
+    def _uneven(self, seconds: float) -> Iterator[str]:
+        random_ = random.Random(1)
+        while True:
+            self.clock.now += seconds * random_.uniform(0.2, 1.8)
+            yield "batch"
+
+    def cached(self, workers: int | None = None, delays: Sequence[float] = ()) -> Iterator[Any]:
+        if workers is None and not delays:
+            return self._uneven(self.prep)
+        return super().cached(workers, delays)
+
+    def with_penstock(self) -> Iterator[Any] | None:
+        return self._uneven(1.2 * self.prep)
+
+
+def test_a_difference_to_penstock_within_the_intervals_is_none() -> None:
+    clock = Clock()
+    report, _ = analysed(clock, WithoutGain(clock, prep=0.5, fetch=0.0), step=0.02)
+    assert report.costs.penstock == report.costs.prep
+
+
 def test_the_loop_gets_its_own_batches_first_and_then_those_of_the_phases() -> None:
     clock = Clock()
     subject = SimulatedSubject(clock, prep=0.01, fetch=0.01)
