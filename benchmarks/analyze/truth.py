@@ -249,7 +249,7 @@ class Trial:
     """Measures one cell, as far as its records do not contain it yet, and judges it.
 
     The verdict and the predicted gain are computed from the recorded report each time, so a changed
-    analyser judges old measurements anew. Only a remedy that was not measured yet is run.
+    analyser judges old measurements anew. Only rounds of its remedy that are missing are run.
     """
 
     cell: Cell
@@ -260,8 +260,14 @@ class Trial:
 
     @property
     def complete(self) -> bool:
-        remedy = self._remedy() if self.records.analysed else None
-        return self.records.analysed and (remedy is None or _key(remedy) in self.records.gains)
+        if not self.records.analysed:
+            return False
+        remedy = self._remedy()
+        return remedy is None or len(self._pairs(remedy)) >= self.rounds
+
+    def _pairs(self, remedy: Remedy) -> list[list[float]]:
+        """The speeds without and with this remedy, of the rounds so far."""
+        return self.records.gains.setdefault(_key(remedy), [])
 
     def measure(self) -> None:
         script, records = replace(self.cell.script, seconds=self.seconds), self.records
@@ -272,16 +278,14 @@ class Trial:
                 records.report = _analyse(self.cell.script, self.analysis, Path(place))
             records.analysed = True
         remedy = self._remedy()
-        if remedy is None or _key(remedy) in records.gains:
+        if remedy is None:
             return
-        command = _command(script, remedy)
+        command, pairs = _command(script, remedy), self._pairs(remedy)
         assert command is not None
-        pairs = []
-        for _ in range(self.rounds):
+        while len(pairs) < self.rounds:
             before, after = _run(script.words()), _run(command)
             records.plain.append(before)
             pairs.append([before["speed"], after["speed"]])
-        records.gains[_key(remedy)] = pairs
 
     def outcome(self) -> Outcome:
         """The verdict and the gain, beside the truth."""
@@ -294,7 +298,7 @@ class Trial:
         said = result.verdict.refusal or result.verdict.reason
         outcome = Outcome(self.cell, truth, result.bound, said)
         remedy = self._remedy()
-        pairs = [] if remedy is None else self.records.gains.get(_key(remedy), [])
+        pairs = [] if remedy is None else self._pairs(remedy)
         if remedy is not None and pairs:
             outcome.remedy, outcome.predicted = remedy.title, remedy.gain
             outcome.measured = median(after / before for before, after in pairs)

@@ -375,6 +375,24 @@ def _waits_mostly(use: WorkerUse | None) -> bool:
     return sum(use.waits.values()) / (1 - use.idle) > WAITS_MOSTLY
 
 
+def more_workers_help(report: AnalysisReport) -> bool:
+    """Whether more workers were faster where that was measured; true if it was not."""
+    scaling, workers = report.costs.scaling, report.setup.workers
+    counts = sorted(count for count in scaling if count >= max(1, workers))
+    fewer = [count for count in scaling if count < workers]
+    if len(counts) > 1:
+        one, other = counts[0], counts[-1]
+    elif counts and fewer:
+        one, other = min(fewer), counts[0]
+    else:
+        return True
+    return scaling[other] > HELPS * scaling[one]
+
+
+HELPS = 1.15
+"""Several times as many workers that are not faster by this wait for each other."""
+
+
 def _cause(use: WorkerUse | None) -> str:
     if use is None:
         return ""

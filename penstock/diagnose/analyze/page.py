@@ -103,7 +103,7 @@ def _head(report: AnalysisReport, result: Result) -> str:
     interrupted = (
         f"The analysis was interrupted: {result.interrupted}" if result.interrupted else ""
     )
-    words = [interrupted, *meaning(result), *blame_lines(report)]
+    words = [interrupted, *meaning(report, result), *blame_lines(report)]
     lead = " ".join(word for word in words if word)
     rest = f"{rest[:1].upper()}{rest[1:]}" + ("" if rest.endswith(".") else ".") if rest else ""
     shown = "".join(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import show_size
-from penstock.diagnose.analyze.judge import CAUSES, result_of
+from penstock.diagnose.analyze.judge import CAUSES, more_workers_help, result_of
 from penstock.diagnose.analyze.report import AnalysisReport, Interval, Phase, PhaseName, Rate
 from penstock.diagnose.analyze.result import MODEL_OFF, Bound, Result
 from penstock.diagnose.analyze.stalls import RankSpeed, rank_speeds, slowest, slowest_host
@@ -23,10 +23,20 @@ MEANING: dict[Bound, str] = {
     "latency": "Workers wait most of their time instead of computing: more workers help, more "
     "cores do not.",
     "fetch": "Storage does not deliver samples as fast as the accelerator takes them.",
-    "contention": "Batches are ready in time, but workers take cores from the training step: it "
-    "takes longer while they work.",
+    "contention": "Workers take cores from the training step: it takes longer while they work.",
 }
 """The meaning of each verdict, in a sentence."""
+
+IN_TURN = (
+    "Workers wait most of their time instead of computing, and for each other: neither more "
+    "workers nor more cores help."
+)
+"""The meaning of ``latency`` where more workers were not faster."""
+
+NO_WORKERS = (
+    "The training process prepares its batches itself, between its steps: it has no workers."
+)
+"""The meaning of ``prep`` and ``latency`` without workers."""
 
 NAMES = {"G": "ingestion", "P": "prep", "S": "storage", "C": "cache", "F": "fetch"}
 """The names of the rates."""
@@ -57,7 +67,7 @@ def lines_of(
     return [
         *([f"The analysis was interrupted: {result.interrupted}"] if result.interrupted else []),
         verdict(result),
-        *meaning(result),
+        *meaning(report, result),
         *blame_lines(report),
         "",
         *rate_lines(report, result),
@@ -100,19 +110,29 @@ def _unsure(*parts: Interval) -> str:
     return f" ({low * 100:.0f} to {high * 100:.0f} %)"
 
 
-def meaning(result: Result) -> list[str]:
+def meaning(report: AnalysisReport, result: Result) -> list[str]:
     """What the verdict means, the figures that decide, and what workers wait for."""
     found = result.verdict
     if found.bound is None:
         return []
-    lines = [MEANING[found.bound]]
+    lines = [_meaning(found.bound, report, result)]
     if found.cause:
         cause = f"Workers {CAUSES.get(found.cause, found.cause)}"
         lines.append(f"{cause}: {found.place}." if found.place else f"{cause}.")
-    lines += [f"Almost as large: {other}. {MEANING[other]}" for other in found.also]
+    lines += [
+        f"Almost as large: {other}. {_meaning(other, report, result)}" for other in found.also
+    ]
     if found.reason:
         lines.append(_sentence(found.reason))
     return lines
+
+
+def _meaning(bound: Bound, report: AnalysisReport, result: Result) -> str:
+    if bound in ("prep", "latency") and not report.setup.workers:
+        return NO_WORKERS
+    if bound == "latency" and (result.verdict.cause == "lock" or not more_workers_help(report)):
+        return IN_TURN
+    return MEANING[bound]
 
 
 def _sentence(text: str) -> str:

@@ -120,12 +120,36 @@ def test_contention_is_named_with_what_it_costs() -> None:
         "contention-bound: workers slow the training step by 20 % of the time; it waits 1 % for "
         "batches"
     )
-    assert text.meaning(found)[0] == text.MEANING["contention"]
+    assert text.meaning(report(), found)[0] == text.MEANING["contention"]
 
 
 def test_what_workers_wait_for_is_named_with_its_place() -> None:
     found = with_verdict(Verdict("latency", cause="sleep", place="train.py:31"), shares(0.5, 0.0))
-    assert text.meaning(found)[:2] == [text.MEANING["latency"], "Workers sleep: train.py:31."]
+    assert text.meaning(report(), found)[:2] == [
+        text.MEANING["latency"],
+        "Workers sleep: train.py:31.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "scaling"),
+    [
+        ("lock", {1: 1.0, 2: 2.0}),
+        ("network", {1: 1.0, 2: 1.9, 4: 1.95}),
+        ("open", {1: 1.0, 2: 1.02}),
+    ],
+)
+def test_more_workers_are_not_said_to_help_where_they_wait_for_each_other(
+    cause: str, scaling: dict[int, float]
+) -> None:
+    found = with_verdict(Verdict("latency", cause=cause), shares(0.5, 0.0))
+    assert text.meaning(report(workers=2, scaling=scaling), found)[0] == text.IN_TURN
+
+
+def test_workers_are_not_blamed_where_there_are_none() -> None:
+    for bound in ("prep", "latency"):
+        found = with_verdict(Verdict(bound), shares(0.5, 0.0))
+        assert text.meaning(report(workers=0), found)[0] == text.NO_WORKERS
 
 
 def test_a_refusal_says_why_and_names_no_remedy() -> None:
@@ -280,7 +304,7 @@ def test_the_documentation_uses_the_words_that_are_printed(bound: str) -> None:
     page = " ".join((DOCS / "why-is-my-gpu-idle.md").read_text().split())
     result = result_of(bound_by(bound))
     verdict = re.sub(r" \(\d+ to \d+ %\)", "", text.verdict(result))
-    meaning = text.meaning(result)[0]
+    meaning = text.meaning(bound_by(bound), result)[0]
     assert verdict in page
     assert meaning in page
     assert f"## {bound}-bound" in page
