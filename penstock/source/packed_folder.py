@@ -129,7 +129,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class RemoteFolder:
-    """A folder of a bucket. A large file is written to a temporary one here, and then uploaded.
+    """A folder of a bucket. Files are written to temporary ones here, and then uploaded.
 
     Stores show an object when all of it has arrived, so an upload is one step.
     """
@@ -153,8 +153,9 @@ class RemoteFolder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="penstock-pack-") as folder:
-            part = Path(folder) / "part"
+        # A file without a name: a process that is killed leaves none behind.
+        with tempfile.TemporaryFile() as file:
+            part = Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
             yield part
             self._fetcher.upload(str(part), self._above + name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from benchmarks.storage.server import Conditions, ObjectServer
 from penstock.cli import main
 from penstock.errors import SourceError, StoreError
 from penstock.pack.pack import check
-from penstock.source.packed_folder import RemoteFolder
+from penstock.source.packed_folder import RemoteFolder, folder_at
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 
@@ -101,3 +102,15 @@ def test_uploads_that_fail_are_made_again(server: ObjectServer) -> None:
     report = pipeline().pack(server.url("x"), per_shard=20, workers=0, storage=server.storage)
     assert (report.written, next(failures, None)) == (1, None)
     assert check(server.url("x"), storage=server.storage).wrong == ()
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_no_file_behind(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    with folder_at(server.url("packed"), server.storage).writing("one") as part:
+        part.write_bytes(b"content")
+        assert list(scratch.iterdir()) == []
+    assert (tmp_path / "bucket/packed/one").read_bytes() == b"content"
