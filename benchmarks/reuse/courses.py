@@ -79,16 +79,19 @@ def run_at_pace(
     pacemaker: Prepare[ReuseWorkload],
     runners: Sequence[Prepare[ReuseWorkload]],
     work: ReuseWorkload,
+    ratio: float | None = None,
 ) -> list[Run]:
     """Run one cycle of each runner with a simulated accelerator. Its step takes as long as the
-    pacemaker takes to prepare a batch, measured just before. Runs in a fresh process.
+    pacemaker takes to prepare a batch (median), measured just before; with ``ratio`` the mean over
+    it. Runs in a fresh process.
 
     Measures ``rate``, samples per second; ``busy``, the share of time that the accelerator works;
     ``pace``, its seconds per batch.
     """
     loader: Any = pacemaker(work)()
     run_warm_up(loader, work)
-    pace = statistics.median(batch_times(loader, work.cycle))
+    times = batch_times(loader, work.cycle)
+    pace = statistics.median(times) if ratio is None else statistics.fmean(times) / ratio
     loader.close()
     runs = []
     for prepare in runners:

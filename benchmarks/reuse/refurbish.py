@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.harness.alone import AloneError, run_alone
-from benchmarks.harness.arguments import count, drawing
+from benchmarks.harness.arguments import count, drawing, positive
 from benchmarks.harness.benchmark import Benchmark
-from benchmarks.harness.measure import Lane, Run, progress, race, turns
+from benchmarks.harness.measure import Contestant, Lane, Run, progress, race, turns
 from benchmarks.harness.race_table import (
     CPU,
     MEMORY,
@@ -63,6 +63,8 @@ def run(options: Namespace) -> Result:
     samples = max(1, options.photographs // options.batch) * options.batch
     reuse = tuple(sorted(set(options.reuse)))
     work = ReuseWorkload(options.data, samples, options.batch, options.workers, reuse)
+    if options.ratios:
+        return join_results([_at_a_ratio(work, ratio, options) for ratio in options.ratios])
     result = join_results(
         [
             _throughput(work, options),
@@ -101,16 +103,52 @@ def _throughput(work: ReuseWorkload, options: Namespace) -> Result:
 def _at_a_pace(work: ReuseWorkload, number: int, options: Namespace) -> Result:
     name = f"refurbish, {number} times, beside an accelerator"
     ours, theirs = as_built(number), reference_count(number)
-    lanes = [Lane(contestant.title, ours=True) for contestant in (theirs, ours)]
-    runners = (theirs.prepare, ours.prepare)
+    lanes = _beside_an_accelerator(name, ours, (theirs, ours), work, options)
+    result = race_result(
+        name,
+        f"{name}: {_describe(work)}, {work.workers} workers",
+        lanes,
+        (RATE, BUSY, PACE),
+        (Versus("rate / by counting", "rate", True, LEVEL),),
+        beside=(theirs.title,),
+    )
+    return _highlight(result, (number,))
+
+
+def _at_a_ratio(work: ReuseWorkload, ratio: float, options: Namespace) -> Result:
+    """Beside an accelerator that is this many times as fast as standard preparation."""
+    name = f"refurbish, accelerator {ratio:g} times as fast as preparation"
+    contestants = (STANDARD, *map(as_built, work.reuse))
+    lanes = _beside_an_accelerator(name, STANDARD, contestants, work, options, ratio)
+    result = race_result(
+        name,
+        f"{name}: {_describe(work)}, {work.workers} workers",
+        lanes,
+        (RATE, BUSY, PACE),
+        (Versus("rate / standard", "rate", True),),
+        beside=(STANDARD.title,),
+    )
+    return _highlight(result, work.reuse)
+
+
+def _beside_an_accelerator(
+    name: str,
+    pacemaker: Contestant[ReuseWorkload],
+    contestants: Sequence[Contestant[ReuseWorkload]],
+    work: ReuseWorkload,
+    options: Namespace,
+    ratio: float | None = None,
+) -> list[Lane]:
+    lanes = [Lane(contestant.title, ours=True) for contestant in contestants]
     for turn, order in turns(len(lanes), options.rounds):
         progress(f"{name}: round {turn + 1} of {options.rounds}")
         try:
             runs = run_alone(
                 run_at_pace,
-                ours.prepare,
-                [runners[place] for place in order],
+                pacemaker.prepare,
+                [contestants[place].prepare for place in order],
                 work,
+                ratio,
                 timeout=_timeout(options),
             ).value
         except AloneError as error:
@@ -121,15 +159,7 @@ def _at_a_pace(work: ReuseWorkload, number: int, options: Namespace) -> Result:
         for place, run in zip(order, runs, strict=True):
             lanes[place].runs[turn] = run
             progress(f"  {lanes[place].title}: " + _format(run))
-    result = race_result(
-        name,
-        f"{name}: {_describe(work)}, {work.workers} workers",
-        lanes,
-        (RATE, BUSY, PACE),
-        (Versus("rate / by counting", "rate", True, LEVEL),),
-        beside=(theirs.title,),
-    )
-    return _highlight(result, (number,))
+    return lanes
 
 
 def _batch_times(work: ReuseWorkload, options: Namespace) -> Result:
@@ -229,6 +259,14 @@ def _arguments(parser: ArgumentParser) -> None:
         default=list(FASTER),
         metavar="TIMES",
         help="numbers of uses of a sample (2 3)",
+    )
+    parser.add_argument(
+        "--ratios",
+        type=positive,
+        nargs="+",
+        metavar="RATIO",
+        help="instead of all else: rates beside an accelerator this many times as fast as standard "
+        "preparation",
     )
 
 

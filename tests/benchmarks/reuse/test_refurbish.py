@@ -217,6 +217,9 @@ def test_the_accelerator_takes_as_long_as_the_pacemaker(clock: Clock) -> None:
     assert second.values == {"rate": 12 / 24, "busy": 0.5, "pace": 2.0}
     assert [loader.epochs for loader in made] == [WARM_UP + 2] * 3
     assert all(loader.closed for loader in made)
+    # Three times as fast as the mean of the uneven one, which is 3 seconds.
+    (faster,) = run_at_pace(uneven, [level], work(), 3.0)
+    assert faster.values == {"rate": 12 / 18, "busy": 6 / 18, "pace": 1.0}
 
 
 # What it says.
@@ -322,3 +325,16 @@ def test_the_benchmark_runs_and_writes_its_results(
     assert all(lane["rounds"]["0"]["values"]["variation"] > 0 for lane in times.values())
     assert [table["title"].split(":")[0] for table in written["tables"]] == list(written["data"])
     assert drawn.read_text().count('class="head"') == 2
+
+
+def test_rates_beside_accelerators_of_several_speeds(tmp_path: Path) -> None:
+    data = photographs(tmp_path / "data", 12)
+    short = ["--rounds", "1", "--batch", "8", "--photographs", "8", "--reuse", "2"]
+    given = parse(["refurbish", "--data", str(data), *short, "--ratios", "2", "4"])[1]
+    found = refurbish.run(given).data
+    assert list(found) == [
+        f"refurbish, accelerator {ratio} times as fast as preparation" for ratio in (2, 4)
+    ]
+    for lanes in found.values():
+        assert list(lanes) == [STANDARD.title, as_built(2).title]
+        assert len({lane["rounds"][0]["values"]["pace"] for lane in lanes.values()}) == 1
