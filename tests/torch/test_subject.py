@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from penstock.diagnose.analyze.sample_files import OpenedFiles
-from penstock.torch.device import TorchDevice
+from penstock.torch.analysis import TorchDevice
 from penstock.torch.restoring import SavedTraining
 from penstock.torch.subject import TorchSubject
 
