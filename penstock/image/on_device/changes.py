@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.image import tone
-from penstock.image.augment import AugmentStep
+from penstock.image.augment import CHANGES, AugmentStep
 from penstock.image.jitter import Jitter
 from penstock.image.on_device.framing import Size, offsets_of
 from penstock.image.on_device.parameters import Arrays
@@ -46,6 +46,7 @@ _MOST_SATURATION = 1024.0
 _MOST_BLUR = 1 << 22
 _STEEPEST = float(1 << 40)
 _GREY = tone.GREY
+_NAMES = tuple(CHANGES)
 
 
 @dataclass
@@ -188,6 +189,12 @@ class ChangesStage:
             numbers = _jittered(drawn)
         else:
             numbers = [numbers_of(step, size) for step in drawn]
+        return [one for one in numbers if one.kind != NOTHING]
+
+    def of_kernel(self, drawn: Any, size: Size) -> list[ChangeNumbers]:
+        """The same, of what the compiled kernel has drawn."""
+        steps = [AugmentStep(_NAMES[code], magnitude) for code, magnitude in drawn[4]]
+        numbers = [numbers_of(step, size) for step in steps]
         return [one for one in numbers if one.kind != NOTHING]
 
     def pack(

@@ -55,17 +55,12 @@ class Axis(NamedTuple):
     stop: NDArray[np.int64]
 
 
-def resizing_axis(
-    boxes: NDArray[np.int64],
-    full: NDArray[np.int64],
-    parts: NDArray[np.int64],
-    flips: NDArray[np.bool_],
-) -> Axis:
-    """The taps of a resize. ``boxes``, ``parts``: (n, 2), start and length.
+def resizing_axis(given: NDArray[np.int64]) -> Axis:
+    """The taps of a resize. ``given``: int64 (n, 6), start and length of the box, the length that
+    it is resized to, start and length of the part that is kept, and whether it is flipped.
 
     The compiled kernel computes them, with the function that it resizes pictures with.
     """
-    given = np.column_stack([boxes, full, parts, flips]).astype(np.int64, order="C")
     columns, taps, first, weights, about = native.kernel().taps(given)
     count = len(given)
     own = np.frombuffer(about, np.int64).reshape(count, 3)
@@ -176,6 +171,13 @@ class FramingStage:
             raise LeftToCpu(f"the kernel does not resize {size} to {frame.full}")
         return Framed(frame, None, (flip[0], flip[1]))
 
+    def of_kernel(self, drawn: Any, size: Size) -> Framed | None:
+        """The same, of what the compiled kernel has drawn; ``None``: ``draw_one`` must draw it."""
+        box, full, part, flip, _ = drawn
+        if max(*size, *full) > LONGEST_SIDE:
+            return None
+        return Framed(Frame(Box(*box), full, Box(*part)), None, (False, flip))
+
     def _copied(self, key: Key, size: Size) -> Framed:
         copy = IndexMaps(np.arange(size[0]), np.arange(size[1]))
         for operation, keyed in self.parts:
@@ -225,16 +227,20 @@ class FramingStage:
     def _axes(self, drawn: Sequence[Framed]) -> tuple[Axis, Axis]:
         framed = [number for number, one in enumerate(drawn) if one.frame is not None]
         copied = [number for number, one in enumerate(drawn) if one.maps is not None]
+        # A column for each direction of box, full, part and flip, as in ``Framed``.
+        table = np.array(
+            [
+                (*one.frame.box, *one.frame.full, *one.frame.part, *one.flip)
+                for one in drawn
+                if one.frame is not None
+            ],
+            np.int64,
+        )
         axes: list[Axis] = []
         for axis in (0, 1):
             parts = []
             if framed:
-                frames = [drawn[number].frame for number in framed]
-                boxes = np.array([(f.box[axis], f.box[2 + axis]) for f in frames if f])
-                full = np.array([f.full[axis] for f in frames if f])
-                kept = np.array([(f.part[axis], f.part[2 + axis]) for f in frames if f])
-                flips = np.array([drawn[number].flip[axis] for number in framed])
-                parts.append(resizing_axis(boxes, full, kept, flips))
+                parts.append(resizing_axis(np.ascontiguousarray(table[:, axis::2])))
             if copied:
                 copies = [drawn[number].maps for number in copied]
                 parts.append(

@@ -25,6 +25,7 @@ from penstock.image.on_device.deep import deep_stages
 from penstock.image.on_device.erasing import EraseStage
 from penstock.image.on_device.framing import FRAMINGS, RESIZING, FramingStage, Size, frames_of
 from penstock.image.on_device.parameters import Arrays, DeviceParameters, LeftToCpu, pack
+from penstock.image.program import ImageWork
 from penstock.keyed import Key, Keyed, Keys
 from penstock.operation import ArraySpec, Spec
 from penstock.stops.field import works_on
@@ -67,6 +68,7 @@ class DeviceProgram:
     - ``shape``, ``dtype``: of one row of the batch.
     - ``exact``: the rows have the bits of the CPU. If not, ``tolerance`` says what differs.
     - ``backend``: ``"triton"``, ``"torch"``, or ``None``: Triton on CUDA if it is installed.
+    - ``drawer``: draws the parameters faster; ``None`` if it does not know all operations.
 
     One tiny-batch goes ``draw`` (host), ``regions`` (what to decode), ``run`` (device)::
 
@@ -86,6 +88,7 @@ class DeviceProgram:
     exact: bool
     tolerance: str = ""
     backend: str | None = None
+    drawer: KernelDrawer | None = field(default=None, repr=False, compare=False)
     _tables: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def draw(self, keys: Keys, sizes: Sequence[Size]) -> DeviceParameters:
@@ -126,6 +129,10 @@ class DeviceProgram:
             raise LeftToCpu(f"the picture has more than {self.most_pixels} pixels")
         out = []
         size = rows, columns
+        if self.drawer is not None:
+            drawn = self.drawer.draw_one(key, size)
+            if drawn is not None and drawn[-1][1] == self._size:
+                return drawn
         for stage in self.stages:
             one: Any = stage.draw_one(key, size)
             if stage.frames:
@@ -292,7 +299,59 @@ def program_of(parts: Sequence[tuple[Any, Keyed]], *, backend: str | None = None
         exact,
         tolerance,
         backend,
+        _drawer(stages),
     )
+
+
+@dataclass(frozen=True)
+class KernelDrawer:
+    """Draws the parameters of crops, flips and automatic augmentation in the compiled kernel.
+
+    ``program``: the same operations as a program of the kernel. ``changes``: the stage below.
+    """
+
+    program: Any
+    framing: FramingStage
+    changes: ChangesStage | None
+
+    def draw_one(self, key: Key, size: Size) -> list[tuple[Any, Size]] | None:
+        """What each stage draws; ``None``: Python must draw, and may raise an error."""
+        drawn = self.program.draw(key.index, key.epoch, key.replica, *size)
+        framed = None if drawn is None else self.framing.of_kernel(drawn, size)
+        if framed is None:
+            return None
+        out: list[tuple[Any, Size]] = [(framed, framed.size)]
+        if self.changes is not None:
+            out.append((self.changes.of_kernel(drawn, framed.size), framed.size))
+        return out
+
+
+def _drawer(stages: Sequence[DeviceStage]) -> KernelDrawer | None:
+    """The drawer of these stages; ``None`` if the kernel does not draw all of them."""
+    if not stages:
+        return None
+    framing, *below = stages
+    changes = below[0] if below else None
+    if (
+        not isinstance(framing, FramingStage)
+        or not isinstance(changes, ChangesStage | None)
+        or len(below) > 1
+    ):
+        return None
+    parts = list(framing.parts)
+    if changes is not None:
+        parts.append((changes.operation, changes.keyed))
+    joined: ImageWork | None = None
+    for operation, keyed in parts:
+        work = operation.kernel_work(keyed.key)
+        if not isinstance(work, ImageWork):
+            return None
+        joined = work if joined is None else joined.joined(work)
+        if joined is None:
+            return None
+    if joined is None or not joined.framing:
+        return None
+    return KernelDrawer(joined.program(), framing, changes)
 
 
 def _framing(rest: list[tuple[Any, Keyed]]) -> FramingStage:

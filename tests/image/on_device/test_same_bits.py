@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +94,36 @@ def test_hue_is_within_one_level() -> None:
     assert (apart > 0).mean() < 0.01
     assert not program.exact
     assert "hue" in program.tolerance
+
+
+@pytest.mark.parametrize(
+    ("operations", "by_kernel"),
+    [
+        ([image.random_resized_crop(24), image.random_flip(), image.normalize()], True),
+        ([image.random_resized_crop(24), image.random_flip(0.3), image.rand_augment(3, 25)], True),
+        ([image.random_crop(24), image.auto_augment(), image.normalize()], True),
+        ([image.resize(24), image.center_crop(20)], False),  # the kernel draws them fused only
+        ([image.resize((20, 24)), image.random_flip(vertical=True)], False),
+        ([image.resize((20, 24)), image.color_jitter(0.4)], False),
+        ([image.random_crop(24, padding=2)], False),
+        ([image.deep_auto_augment(), image.random_crop(20)], False),
+    ],
+)
+def test_the_kernel_draws_the_parameters_that_python_draws(
+    operations: list[Operation], by_kernel: bool
+) -> None:
+    program = device_program(stops_of(operations), seed=7)
+    assert (program.drawer is not None) == by_kernel
+    sizes = [(40, 60), (33, 47), (25, 90), (12, 70), (61, 20), (300, 200)]
+    for keys in (Keys(3, list(range(6))), Keys(0, [2**40 + n for n in range(6)], [9] * 6)):
+        found = program.draw(keys, sizes)
+        expected = replace(program, drawer=None).draw(keys, sizes)
+        assert found.buffer.tobytes() == expected.buffer.tobytes()
+        assert found.regions.tolist() == expected.regions.tolist()
+        assert found.frames.tolist() == expected.frames.tolist()
+        assert found.left == expected.left
+        # Two pictures are too small to crop without padding.
+        assert len(found.left) == (2 if operations[0].name == "random_crop" else 0) or not by_kernel
 
 
 def test_a_sample_that_the_cpu_prepares_otherwise_is_left_to_it() -> None:
