@@ -125,12 +125,17 @@ class ImageOnDevice:
             np.concatenate(parts, out=buffer[start:])
             coefficients = None
         else:
-            boxes, full = parameters.frames[:, :4], parameters.frames[:, 4:]
-            # Where nothing is resized, only the region is needed, which may be a part of the box.
-            kept = (boxes[:, 2:] == full).all(axis=1, keepdims=True)
-            boxes = np.where(kept, regions, boxes)
-            full = np.where(kept, regions[:, 2:], full)
-            coefficients = read_coefficients(list(values), boxes.tolist(), full.tolist())
+            boxes: list[tuple[int, int, int, int]] = []
+            full: list[tuple[int, int]] = []
+            for (*box, rows, columns), region in zip(
+                parameters.frames.tolist(), regions.tolist(), strict=True
+            ):
+                # Where nothing is resized, only the region is needed, a part of the box perhaps.
+                kept = box[2:] == [rows, columns]
+                top, left, height, width = region if kept else box
+                boxes.append((top, left, height, width))
+                full.append((height, width) if kept else (rows, columns))
+            coefficients = read_coefficients(list(values), boxes, full)
             if any(error is not None for error in coefficients.errors):
                 return None  # the CPU decodes them, and reports the damaged one
             buffer = allocate(start + coefficients.packed.nbytes)
