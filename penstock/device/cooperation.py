@@ -211,15 +211,20 @@ class Worth:
     late: float = 0.0
     """Seconds that the device took at most longer than its speed says: tiny-batches of the same
     bytes differ in cost, and each costs the device some time however small it is."""
+    _largest: int = 1
     _seconds: dict[str, float] = field(default_factory=dict)
     _bytes: dict[str, float] = field(default_factory=dict)
     _count: dict[str, int] = field(default_factory=dict)
 
     def learn(self, part: Part, seconds: float, nbytes: int, workers: int = 1) -> None:
         """Note the time of a part of a tiny-batch of ``nbytes`` bytes, beside ``workers``."""
-        # Old ones fade, because caches fill and machines become busy.
-        self._seconds[part] = 0.98 * self._seconds.get(part, 0.0) + seconds
-        self._bytes[part] = 0.98 * self._bytes.get(part, 0.0) + max(1, nbytes)
+        nbytes = max(1, nbytes)
+        self._largest = max(self._largest, nbytes)
+        # Old ones fade, because caches fill and machines become busy. Many small ones must not
+        # drive out the large ones, which cost less for each byte.
+        fade = 1.0 - 0.02 * nbytes / self._largest
+        self._seconds[part] = fade * self._seconds.get(part, 0.0) + seconds
+        self._bytes[part] = fade * self._bytes.get(part, 0.0) + nbytes
         self._count[part] = self._count.get(part, 0) + 1
         if part == "device":
             usual = self._seconds[part] / self._bytes[part]
