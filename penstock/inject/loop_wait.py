@@ -13,7 +13,7 @@ from dataclasses import dataclass
 SAY_AFTER = 10.0
 """Seconds without a training loop after which that is said."""
 
-LEAST = 60.0
+LEAST = 20.0
 """Least seconds after which a command is ended: imports and datasets take their time."""
 
 KILL_AFTER = 15.0

@@ -399,7 +399,7 @@ def _cause(use: WorkerUse | None) -> str:
     return max(use.waits, key=lambda name: use.waits[name])
 
 
-AGAIN = "Let the script train longer."
+AGAIN = "Let the script train until the analysis is done."
 
 
 def _too_few_steps(report: AnalysisReport) -> str:
@@ -429,7 +429,7 @@ def _steps(report: AnalysisReport, name: str) -> int:
 def _more_time(report: AnalysisReport) -> str:
     """What to do about a result that is not exact enough."""
     if report.interrupted:
-        return f"The analysis was interrupted ({report.interrupted}). {AGAIN}"
+        return AGAIN
     if not report.asked_seconds:
         return "Give more --seconds."
     run = measured_run(report)

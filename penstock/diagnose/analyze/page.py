@@ -20,6 +20,7 @@ from penstock.diagnose.analyze.text import (
     RATES,
     blame_lines,
     cache_words,
+    ended_early,
     gain_words,
     grouped,
     interval_words,
@@ -100,9 +101,7 @@ def _head(report: AnalysisReport, result: Result) -> str:
     if speed is not None:
         tiles.append(("plain", f"{speed.value:,.0f}", "samples/s, measured"))
     bound = result.bound if result.bound in ("compute", "prep", "fetch") else "plain"
-    interrupted = (
-        f"The analysis was interrupted: {result.interrupted}" if result.interrupted else ""
-    )
+    interrupted = ended_early(result) if result.interrupted else ""
     words = [interrupted, *meaning(report, result), *blame_lines(report)]
     lead = " ".join(word for word in words if word)
     rest = f"{rest[:1].upper()}{rest[1:]}" + ("" if rest.endswith(".") else ".") if rest else ""

@@ -65,7 +65,7 @@ def lines_of(
     """The verdict, the rates behind it, and the remedies, the most useful first."""
     result = result or result_of(report)
     return [
-        *([f"The analysis was interrupted: {result.interrupted}"] if result.interrupted else []),
+        *([ended_early(result)] if result.interrupted else []),
         verdict(result),
         *meaning(report, result),
         *blame_lines(report),
@@ -78,6 +78,11 @@ def lines_of(
         *rank_lines(report),
         *(f"note: {note}" for note in report.notes),
     ]
+
+
+def ended_early(result: Result) -> str:
+    """Why the analysis did not come to its end."""
+    return f"The analysis ended early: {result.interrupted}."
 
 
 def verdict(result: Result) -> str:

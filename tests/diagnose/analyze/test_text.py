@@ -295,6 +295,14 @@ def test_of_equal_ranks_none_is_the_slowest() -> None:
     assert [rank.setup.rank for rank in all_ranks(both)] == [0, 1]
 
 
+def test_an_interruption_is_told_once_in_the_head_and_in_the_refusal() -> None:
+    # Printed: The analysis was interrupted: it was interrupted after 35 steps.
+    cut = replace(bound_by("prep"), interrupted="it was interrupted after 35 steps", phases=())
+    lines = text.lines_of(cut)
+    assert lines[0] == "The analysis ended early: it was interrupted after 35 steps."
+    assert lines[1].startswith("no verdict: it was interrupted after 35 steps, before as it is and")
+
+
 def test_notes_come_last() -> None:
     assert text.lines_of(rich())[-1] == "note: Preparation was timed on 240 batches."
 
