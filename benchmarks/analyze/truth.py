@@ -82,7 +82,11 @@ class Cell:
 
 @dataclass
 class Outcome:
-    """What one cell has shown. ``gains``: predicted and measured, of the top remedy."""
+    """What one cell has shown: ``predicted`` and ``measured`` are gains of the top remedy.
+
+    ``others``: cores that other programs kept busy during the run as it is, as the analysis saw
+    it. The machine may be busier than the cell asks for.
+    """
 
     cell: Cell
     accepted: set[str]
@@ -91,6 +95,12 @@ class Outcome:
     remedy: str = ""
     predicted: float = 0.0
     measured: float = 0.0
+    others: float = 0.0
+
+    @property
+    def busy(self) -> int:
+        """Busy cores of others, in whole cores up to 2."""
+        return min(2, round(self.others))
 
     @property
     def wrong(self) -> bool:
@@ -106,7 +116,8 @@ class Outcome:
         if self.error is not None:
             gains = (f"{self.predicted:.2f}", f"{self.measured:.2f}", f"{self.error:+.0%}")
         truth = " or ".join(sorted(self.accepted))
-        return (self.cell.title, truth, self.verdict or "-", state, self.remedy, *gains)
+        others = f"{self.others:.1f}"
+        return (self.cell.title, others, truth, self.verdict or "-", state, self.remedy, *gains)
 
 
 def grid() -> list[Cell]:
@@ -296,7 +307,7 @@ class Trial:
         if report is None or result is None:
             return Outcome(self.cell, truth, None, "no report")
         said = result.verdict.refusal or result.verdict.reason
-        outcome = Outcome(self.cell, truth, result.bound, said)
+        outcome = Outcome(self.cell, truth, result.bound, said, others=_others(report))
         remedy = self._remedy()
         pairs = [] if remedy is None else self._pairs(remedy)
         if remedy is not None and pairs:
@@ -317,6 +328,11 @@ class Trial:
             return None
         found = remedies(report, result=result)
         return next((one for one in found if _command(self.cell.script, one) is not None), None)
+
+
+def _others(report: AnalysisReport) -> float:
+    uses = [use for use in report.machine_use if use.phase == "as it is"]
+    return uses[0].others if uses else 0.0
 
 
 def _middle(runs: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -373,6 +389,7 @@ def _analyse(script: Script, seconds: float, place: Path) -> dict[str, Any] | No
 
 HEADS = (
     "script",
+    "cores busy with others",
     "truth",
     "verdict",
     "",
@@ -387,7 +404,7 @@ def result_of_outcomes(outcomes: Sequence[Outcome], missing: int = 0) -> Result:
     """The tables, and how they compare with the goals. ``missing``: scripts not measured yet."""
     wrong = sum(outcome.wrong for outcome in outcomes)
     refused = [outcome for outcome in outcomes if outcome.verdict is None]
-    idle = sum(outcome.cell.busy == 0 for outcome in refused)
+    idle = sum(outcome.busy == 0 for outcome in refused)
     notes = [
         f"analyze: {wrong} of {len(outcomes)} verdicts are wrong, goal 0",
         f"analyze: {len(refused) / len(outcomes):.0%} refused, goal at most 15%; {idle} of them on "
@@ -402,7 +419,7 @@ def result_of_outcomes(outcomes: Sequence[Outcome], missing: int = 0) -> Result:
         errors = sorted(
             abs(outcome.error)
             for outcome in outcomes
-            if outcome.cell.busy == busy and outcome.error is not None
+            if outcome.busy == busy and outcome.error is not None
         )
         if errors:
             notes.append(
@@ -423,6 +440,7 @@ def result_of_outcomes(outcomes: Sequence[Outcome], missing: int = 0) -> Result:
             "remedy": outcome.remedy,
             "predicted": outcome.predicted,
             "measured": outcome.measured,
+            "others": outcome.others,
         }
         for outcome in outcomes
     }

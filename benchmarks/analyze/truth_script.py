@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -251,11 +252,24 @@ def main(text: str) -> None:
         meter.show()
 
 
+class Constant:
+    """An epoch of one batch in memory. No list, which Lightning takes for several loaders."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return SAMPLES // BATCH
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self.batch, len(self))
+
+
 def _loader(script: Script, dataset: Samples) -> Any:
     if script.constant:
         import torch
 
-        return [torch.zeros(BATCH, 64)] * (SAMPLES // BATCH)
+        return Constant(torch.zeros(BATCH, 64))
     if script.kind == "ours":
         import penstock as ps
 

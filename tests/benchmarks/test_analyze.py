@@ -164,7 +164,7 @@ def test_wrong_and_refused_verdicts_are_counted() -> None:
         truth.Outcome(cell, {"prep"}, "fetch", ""),
         truth.Outcome(cell, {"prep"}, None, "too few steps"),
     ]
-    assert [outcome.row()[3] for outcome in outcomes] == ["right", "WRONG", "refused"]
+    assert [outcome.row()[4] for outcome in outcomes] == ["right", "WRONG", "refused"]
     result = truth.result_of_outcomes(outcomes)
     assert "1 of 3 verdicts are wrong" in result.notes[0]
     assert "33% refused" in result.notes[1]
@@ -198,7 +198,7 @@ def test_kept_results_are_not_measured_again(
     _, options = command_line.parse(["analyze", *words])
     first = truth.run_truth(options)
     assert len(ran) == 6
-    assert [row[3] for row in first.tables[0].rows] == ["refused"] * 3
+    assert [row[4] for row in first.tables[0].rows] == ["refused"] * 3
     assert truth.run_truth(options).tables[0].rows == first.tables[0].rows
     assert len(ran) == 6
 
