@@ -146,7 +146,6 @@ def _without_contradictions(
         verdict=verdict,
         trust=replace(result.trust, numbers=False, reasons=reasons),
         forecasts=Forecasts(),
-        warnings=(*result.warnings, *others),
     )
     if any(line.startswith("memory (C") for line in others) and result.rates.S is not None:
         # Reads that never left memory: the rate of storage is not known.
@@ -319,7 +318,9 @@ def _verdict(report: AnalysisReport, shares: Shares | None, rates: LoaderRates) 
     also = tuple(bound for bound, share in parts[1:] if share > max(SMALL, largest / 3))
     cause = _cause(report.workers_use) if "latency" in (first, *also) else ""
     use = report.workers_use
-    place = use.places[0][0] if cause and use is not None and use.places else ""
+    place = ""
+    if cause and use is not None and use.places and use.waits[cause] == max(use.waits.values()):
+        place = use.places[0][0]
     return Verdict(first, figures, also=also, cause=cause, place=place)
 
 
@@ -396,7 +397,15 @@ HELPS = 1.15
 def _cause(use: WorkerUse | None) -> str:
     if use is None:
         return ""
+    waiting = sum(use.waits.values())
+    if use.waits["lock"] >= LOCKED * waiting > 0:
+        # Whoever holds the lock waits for something else, and the others wait for the lock.
+        return "lock"
     return max(use.waits, key=lambda name: use.waits[name])
+
+
+LOCKED = 0.25
+"""A lock is the cause if workers wait for it in this share of the time that they wait."""
 
 
 AGAIN = "Let the script train until the analysis is done."

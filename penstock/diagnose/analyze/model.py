@@ -184,6 +184,23 @@ def predict(report: AnalysisReport, change: Change | None = None) -> Prediction:
     change = change or Change()
     if change.epochs is not None:
         return _mean_of_epochs(report, change, change.epochs)
+    found = _predict_run(report, change)
+    if change.jobs > 1 and not change.share:
+        # Its workers wait less for each other on fewer cores, but no job gets faster by another.
+        alone = predict(report, replace(change, jobs=1))
+        return min(found, alone, key=lambda prediction: prediction.speed)
+    setup = report.setup
+    if setup.workers and change.workers is None and (change.cores or 0) > setup.cores:
+        # A worker for each core is not always best: use fewer if that is faster.
+        counts = {setup.workers}
+        while (count := (change.cores or 0) >> len(counts)) > setup.workers:
+            counts.add(count)
+        fewer = (_predict_run(report, replace(change, workers=count)) for count in counts)
+        return max((found, *fewer), key=lambda prediction: prediction.speed)
+    return found
+
+
+def _predict_run(report: AnalysisReport, change: Change) -> Prediction:
     if change.batch is not None and change.batch != report.setup.batch:
         report = _with_batch(report, change.batch)
     run = _best_run(report, change)

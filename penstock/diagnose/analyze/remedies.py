@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock import config
+from penstock.diagnose.analyze.judge import more_workers_help
 from penstock.diagnose.analyze.model import Change, Prediction, possible_on_device, predict
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.result import Result
@@ -82,6 +83,8 @@ def remedies(
     if result is not None and result.bound == "latency":
         # Workers that wait need no cores: more of them run on those that are there.
         found = [remedy for remedy in found if remedy.change.cores is None]
+        if result.verdict.cause == "lock" or not more_workers_help(report):
+            found = [remedy for remedy in found if remedy.change.workers is None]
     if result is not None and result.bound == "contention":
         found.extend(_fewer_workers(report, result))
     return sorted(_without_detours(found), key=lambda remedy: -remedy.gain)

@@ -28,8 +28,8 @@ MEANING: dict[Bound, str] = {
 """The meaning of each verdict, in a sentence."""
 
 IN_TURN = (
-    "Workers wait most of their time instead of computing, and for each other: neither more "
-    "workers nor more cores help."
+    "Workers wait most of their time instead of computing, for each other or for the same server: "
+    "neither more workers nor more cores help."
 )
 """The meaning of ``latency`` where more workers were not faster."""
 
@@ -215,7 +215,8 @@ def remarks(report: AnalysisReport, result: Result) -> list[str]:
     if trust.measured is not None:
         rate = trust.measured
         said = f"Training runs at {rate.value:,.0f} samples/s"
-        said += f" ({rate.low:,.0f} to {rate.high:,.0f})" if rate.low < rate.high else ""
+        known = rate.low < rate.high < math.inf
+        said += f" ({rate.low:,.0f} to {rate.high:,.0f})" if known else ""
         error = trust.modelled / rate.value - 1
         if trust.modelled > 0 and abs(error) <= MODEL_OFF:  # else it is the first of the reasons
             too = "fast" if error > 0 else "slow"

@@ -180,6 +180,50 @@ def test_jobs_that_do_not_share_are_never_each_faster_than_one() -> None:
     assert found.forecasts.jobs
 
 
+WAITING = WorkerUse(10.0, computing=0.02, sleep=0.49, lock=0.49)
+"""Workers behind one lock, as recorded: the one that has it sleeps, the other waits for it."""
+
+
+def locked(**changed: object) -> AnalysisReport:
+    made = prep_bound(pause=0.4855, **changed)
+    scaling = {1: 1.0, 2: 1.018, 4: 1.071}
+    costs = replace(made.costs, prep=1.018 / 300, scaling=scaling)
+    return replace(made, workers_use=WAITING, costs=costs)
+
+
+def test_recorded_waits_for_a_lock_contradict_no_rule_and_more_workers_are_no_remedy() -> None:
+    # Printed: neither more workers nor more cores help. Most useful: 8 workers. And: each of 2
+    # jobs that do not share is predicted to be faster (257 samples/s) than each of 1 (219).
+    report = locked()
+    found = result_of(report)
+    assert (found.bound, found.verdict.cause) == ("latency", "lock")
+    assert found.trust.numbers
+    assert not found.warnings
+    for remedy in remedies(report, result=found):
+        assert (remedy.change.workers, remedy.change.cores) == (None, None)
+
+
+def test_recorded_waits_for_a_server_predict_no_loss_from_more_cores() -> None:
+    # Printed: no predictions: 4 cores are predicted to be slower (309 samples/s) than 2 (312).
+    made = prep_bound(pause=0.95)
+    scaling = {1: 1.0, 2: 1.058, 4: 1.027}
+    costs = replace(made.costs, prep=1.058 / 300, scaling=scaling)
+    use = WorkerUse(10.0, computing=0.02, network=0.64, other=0.31)
+    found = result_of(replace(made, workers_use=use, costs=costs))
+    assert found.bound == "latency"
+    assert found.trust.numbers
+    speeds = [speed for _, speed in found.forecasts.cores]
+    assert speeds == sorted(speeds)
+
+
+def test_a_contradiction_is_told_once() -> None:
+    wrong = prep_bound()
+    costs = replace(wrong.costs, cache=1e6, storage=100e6)
+    found = result_of(replace(wrong, costs=costs, phases=wrong.phases[:4]))
+    said = [*found.trust.reasons, *found.warnings]
+    assert len([line for line in said if "memory (C" in line]) == 1
+
+
 def test_a_gain_never_passes_the_rate_of_the_accelerator() -> None:
     found = result_of(prep_bound())
     most = found.rates.G
@@ -336,7 +380,7 @@ def test_memory_that_seems_slower_than_storage_gives_no_predictions() -> None:
     assert not broken_rules(found)
     assert not found.trust.numbers
     assert found.rates.S is None
-    assert any("memory (C" in line for line in found.warnings)
+    assert any("memory (C" in line for line in found.trust.reasons)
 
 
 def test_waits_are_not_named_prep_or_fetch_without_a_run_on_cached_samples() -> None:
