@@ -184,8 +184,8 @@ WAITING = WorkerUse(10.0, computing=0.02, sleep=0.49, lock=0.49)
 """Workers behind one lock, as recorded: the one that has it sleeps, the other waits for it."""
 
 
-def locked(**changed: object) -> AnalysisReport:
-    made = prep_bound(pause=0.4855, **changed)
+def locked() -> AnalysisReport:
+    made = prep_bound(pause=0.4855)
     scaling = {1: 1.0, 2: 1.018, 4: 1.071}
     costs = replace(made.costs, prep=1.018 / 300, scaling=scaling)
     return replace(made, workers_use=WAITING, costs=costs)

@@ -415,5 +415,5 @@ def test_nothing_is_predicted_where_the_model_is_far_from_the_measured_run(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "Nothing can be predicted from this report. The model says" in printed.err
-    assert "33% too slow" in printed.err
+    assert "33 % too slow" in printed.err
     assert "Run `penstock analyze` again" in printed.err
