@@ -571,7 +571,7 @@ def device_line(device: DeviceStats) -> str:
         return f"{device.name or 'the device'} prepared {share}"
     learnt = "" if device.frozen else ", still learning"
     trial = "" if device.decided else ", on trial"
-    worth = "" if device.worth else "; idle, because it saves no CPU time"
+    worth = "" if device.worth else "; idle, because it would save little CPU time"
     return (
         f"{device.name or 'not ready yet'}, {device.share:.0%} of the samples "
         f"({device.tiny_batches:,} of {device.tiny_batches + device.cpu_tiny_batches:,} "

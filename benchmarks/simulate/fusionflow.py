@@ -27,8 +27,8 @@ PREP = {"RandAugment": 17.3, "AutoAugment": 14.7, "default": 11.2}
 WORKERS, RANKS = 4, 6
 """CPU workers of a GPU, and GPUs of a machine, in the paper."""
 
-TINY = 64
-"""Tiny-batches of a mini-batch: 256 samples in fours. Assumed."""
+TINY, SAMPLES = 64, 4
+"""Tiny-batches of a mini-batch, and samples of a tiny-batch: 256 samples in fours. Assumed."""
 
 SPREAD = 0.3
 """Deviation of the logarithm of a tiny-batch's bytes. Assumed."""
@@ -38,6 +38,10 @@ NOISE = 0.2
 
 BUILD = 0.5
 """Share of a device task that is spent building it unless that is done ahead of time. Assumed."""
+
+REUSE, FRESH = 3, 0.3
+"""Epochs that refurbish uses a partly augmented sample for, as in Revamper, and the share of the
+work that is fresh each time. The share is assumed."""
 
 DEPTH = 2
 """Mini-batches that are prepared at once."""
@@ -54,6 +58,7 @@ class Case:
     - ``speed``: speed of the device relative to a CPU worker; 0 means CPU alone.
     - ``workers``: CPU workers of each rank.
     - ``skew``: cost of the samples of the first rank, relative to the others.
+    - ``reuse``: of refurbish: all but one of so many samples need only the fresh part.
     """
 
     prep: float
@@ -65,6 +70,7 @@ class Case:
     scaling: Scaling = "none"
     batches: int = 30
     skew: float = 1.0
+    reuse: int = 1
     seed: int = 0
 
 
@@ -87,6 +93,10 @@ class Simulation:
         # The samples of a rank are a share of the same data, so only the mean is fixed.
         self.costs *= case.prep / (TINY * self.costs.mean())
         self.costs[0] *= case.skew
+        if case.reuse > 1:
+            # Eviction is balanced over epochs, but not within a tiny-batch.
+            renewed = rng.binomial(SAMPLES, 1 / case.reuse, self.costs.shape) / SAMPLES
+            self.costs *= renewed + (1 - renewed) * FRESH
         kind = Cooperation if case.ablation in ("+ affinity", "+ threshold") else _Unsorted
         self.ranks = [kind(case.workers, device=case.speed > 0) for _ in range(case.ranks)]
         for rank in self.ranks:
@@ -271,6 +281,10 @@ def run(options: Namespace) -> Result:
     data["memory"] = largest_mini_batches()
     data["elastic"] = {"together": elastic(speed), "CPU alone": elastic(0.0)}
     data["remote"] = {workers: fewer(workers, speed) for workers in (4, 8)}
+    data["refurbish"] = {
+        "gain": [gain(Case(rand, step, speed, reuse=REUSE)) for step in (RESNET_18, 1.0)],
+        "fewer": {workers: fewer(workers, speed, REUSE) for workers in (2, 4)},
+    }
     if options.plot is not None:
         write(options.plot, figure(data))
     return Result(tables(data), notes=notes(data), data=data)
@@ -323,12 +337,13 @@ def elastic(speed: float) -> dict[str, Any]:
     }
 
 
-def fewer(workers: int, speed: float) -> float:
+def fewer(workers: int, speed: float, reuse: int = 1) -> float:
     """The share of CPU workers that the device saves at the same speed."""
-    wanted = period(Case(PREP["RandAugment"], 1.0, speed, workers=workers))
+    case = Case(PREP["RandAugment"], 1.0, speed, workers=workers, reuse=reuse)
+    wanted = period(case)
     alone = workers
     # The last bit of a period that the training step bounds differs by rounding.
-    while period(Case(PREP["RandAugment"], 1.0, 0.0, workers=alone)) > wanted * (1 + 1e-6):
+    while period(replace(case, speed=0.0, workers=alone)) > wanted * (1 + 1e-6):
         alone += 1
     return 1.0 - workers / alone
 
@@ -367,6 +382,19 @@ def tables(data: dict[str, Any]) -> tuple[Table, ...]:
             (f"fewer CPUs at the speed of {workers} and a device", f"{share:.0%}", "50 to 60 %")
             for workers, share in data["remote"].items()
         ),
+        (
+            f"with refurbish(reuse={REUSE}): gain, ResNet-18 / ResNet-50",
+            " / ".join(f"{value:.1%}" for value in data["refurbish"]["gain"]),
+            "",
+        ),
+        *(
+            (
+                f"with refurbish: fewer CPUs at the speed of {workers} and a device",
+                f"{share:.0%}",
+                "",
+            )
+            for workers, share in data["refurbish"]["fewer"].items()
+        ),
     ]
     return (
         Table(
@@ -386,7 +414,8 @@ def notes(data: dict[str, Any]) -> tuple[str, ...]:
         "preparation of an image (to 720 and 480).",
         f"Assumed: t_D / t_M is that of one CPU worker; {TINY} tiny-batches; deviation of the "
         f"logarithm of bytes {SPREAD}, of the cost of a byte {NOISE}; building is {BUILD:.0%} of a "
-        f"device task; ResNet-18's step is {RESNET_18:.2f}; temporal sharing; the 50 % rule.",
+        f"device task; ResNet-18's step is {RESNET_18:.2f}; temporal sharing; the 50 % rule; "
+        f"{FRESH:.0%} of the work is below refurbish.",
     )
 
 

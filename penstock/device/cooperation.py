@@ -302,7 +302,7 @@ class Cooperation:
     - ``alone``: the device prepares all tiny-batches, and the CPU only its part of them. Who
       prepares a sample then never depends on time, as long as there is a device.
     - ``foresees``: the device takes no task that it would finish after the CPU could have done it,
-      and none at all while it saves no CPU time (``Worth``).
+      and none at all while it saves too little CPU time (``Worth``).
 
     Older mini-batches come first. ``take_cpu`` and ``take_device`` return ``None`` if there is
     nothing to do for the caller until the next event.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main, parse
-from benchmarks.simulate.fusionflow import Case, largest_mini_batches, period
+from benchmarks.simulate.fusionflow import FRESH, Case, largest_mini_batches, period
 from benchmarks.simulate.placement import measure_membership, measure_owners
 
 
@@ -59,6 +59,9 @@ def test_cpu_alone_takes_the_time_of_its_workers_and_a_device_adds_its_speed() -
     assert alone == pytest.approx(4.0, rel=0.05)
     assert together == pytest.approx(2.0, rel=0.05)
     assert period(Case(prep=1.0, step=3.0, speed=4.0)) == pytest.approx(3.0, rel=0.05)
+    # A third of the samples is prepared anew, and of the others only what is fresh each time.
+    refurbished = period(Case(prep=16.0, step=0.01, speed=0.0, reuse=3))
+    assert refurbished == pytest.approx(4.0 * (1 / 3 + 2 / 3 * FRESH), rel=0.05)
 
 
 def test_the_memory_condition_gives_the_largest_mini_batches() -> None:
