@@ -17,6 +17,7 @@ from benchmarks.harness.arguments import count
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import progress
 from benchmarks.harness.report import Result, Table
+from benchmarks.peers.penstock_device import to_fake_device
 
 MOST = 100e-6
 """CPU seconds that a batch may cost the thread of the loop."""
@@ -94,32 +95,9 @@ def _drop_in(data: Images, batch: int, workers: int) -> Any:
 
 
 def _to_device(data: Images, batch: int, workers: int) -> Any:
-    """Delivered to a fake device, whose streams are threads of this process."""
     import penstock as ps
-    from penstock.device.delivery import Delivery
-    from penstock.device.division import divide
-    from penstock.device.fake import FakeDevice
-    from penstock.loader import Custom, Deliver, Loader
-    from penstock.options import Options
-    from penstock.torch.batches import Tensors
 
-    device = FakeDevice(capacity=8 << 30)
-    deliver = Deliver(
-        lambda rest, desk: Delivery(device, rest, desk),
-        lambda: None,
-        device.register,
-        divide,
-        copies=True,
-    )
-    train = ps.from_dataset(data, random=False).batch(batch)
-    options = Options(workers=workers, kind="threads")
-
-    class DeviceLoader(Loader):
-        def close(self) -> None:
-            super().close()
-            device.close()
-
-    return DeviceLoader(train, options, Custom(convert=Tensors(tuple), deliver=deliver))
+    return to_fake_device(ps.from_dataset(data, random=False).batch(batch), workers)
 
 
 CASES: tuple[Case, ...] = (

@@ -25,7 +25,13 @@ from benchmarks.harness.report import Result
 from benchmarks.harness.sameness import first_leaf
 from benchmarks.harness.workloads import Arrays, Photos
 from benchmarks.interference.loop import Interference, Paced, split_cores
-from benchmarks.peers import grain_threads, penstock_dropin, penstock_pipeline, torch_dataloader
+from benchmarks.peers import (
+    grain_threads,
+    penstock_device,
+    penstock_dropin,
+    penstock_pipeline,
+    torch_dataloader,
+)
 
 DECODED, ASLEEP = 700.0, 5000.0
 """Samples a second: photographs that are really decoded, and samples whose work is a sleep."""
@@ -111,7 +117,10 @@ ARRAY_PEERS = (
     Contestant("torch DataLoader", torch_dataloader.arrays, ("torch",), env="torch"),
     Contestant("Grain, threads", grain_threads.arrays, ("grain", "torch"), env="grain"),
 )
-OURS = (_with_torch(PIPELINE), _with_torch(DROP_IN))
+TO_DEVICE = Contestant(
+    "Penstock pipeline, to a fake device", penstock_device.photos, ("torch",), ours=True
+)
+OURS = (_with_torch(PIPELINE), TO_DEVICE, _with_torch(DROP_IN))
 OUR_ARRAYS = (
     Contestant("Penstock pipeline, threads", penstock_pipeline.arrays, ("torch",), ours=True),
     Contestant(
