@@ -311,7 +311,7 @@ def grouped(remedies: Sequence[Remedy]) -> tuple[list[Remedy], list[Remedy], lis
 def gain_words(remedy: Remedy, result: Result | None = None) -> str:
     """How much faster, relative to what, and what was measured.
 
-    ``2.10 times as fast (predicted 1.9 to 2.3; 1,880 instead of 900 samples/s, then prep-bound)``
+    ``2.10 times as fast (1.90 to 2.30; 1,880 instead of 900 samples/s, then prep-bound)``
     """
     after = remedy.prediction
     measured = ""
