@@ -327,23 +327,22 @@ def batches_of(loader: Any) -> Iterator[tuple[list[bytes], Any]]:
 def one_epoch(prepare: Any, stored: Stored, seconds: float) -> dict[str, float]:
     """Read one epoch, or as much as ``seconds`` allow. Runs in a fresh process.
 
-    ``first``: seconds from making the loader to its first batch. ``rate``: bytes a second after it.
+    ``first``: seconds from making the loader to its first batch. ``rate``: bytes a second from
+    making the loader to its last batch: what is fetched before the first batch takes time too.
     """
     make = prepare(stored)
     started = time.perf_counter()
     loader = make()
     samples = size = 0
-    first = begun = before = 0.0
+    first = 0.0
     for contents, labels in batches_of(loader):
         if len(contents) != len(labels):
             raise AssertionError(f"{len(contents)} contents and {len(labels)} labels in a batch")
         samples += len(contents)
         size += sum(map(len, contents))
-        now = time.perf_counter()
-        if not begun:
-            first, begun, before = now - started, now, float(size)
-        if now - started > seconds:
+        elapsed = time.perf_counter() - started
+        first = first or elapsed
+        if elapsed > seconds:
             break
-    elapsed = time.perf_counter() - begun
-    rate = (size - before) / elapsed if elapsed > 0 else 0.0
+    rate = size / (time.perf_counter() - started)
     return {"first": first, "rate": rate, "samples": float(samples), "bytes": float(size)}

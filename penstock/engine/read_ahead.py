@@ -33,6 +33,8 @@ class ReadAhead:
         self._waiting: deque[BatchKeys] = deque()
         self._samples = 0
         self._ended = False
+        self._epoch = -1
+        """Of the batch that was given last."""
         self._announced = 0
         """Batches among those that wait that were announced."""
         self._first_known = False
@@ -63,6 +65,11 @@ class ReadAhead:
 
         Objects of the next epoch are not fetched before it begins: there may be none.
         """
+        if given.epoch != self._epoch:
+            self._epoch = given.epoch
+            if given.entering is not None and not self._first_known:
+                # The loop waits for this batch, and not for the window in which its samples lie.
+                self._objects.expect(self._lacking(given))
         indices = [] if self._first_known else self._needed(given)
         for batch in list(self._waiting)[self._announced :]:
             if batch.epoch != given.epoch:

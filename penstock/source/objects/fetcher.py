@@ -51,6 +51,9 @@ GAP, LONGEST = 16 << 10, 2 << 20
 GUESS = 128 << 10
 """Bytes of an object of unknown size, until some were fetched."""
 
+UNMEASURED = 0.1
+"""Seconds between two looks at a request while too few were measured to know when one is late."""
+
 LATEST = 60.0
 """Seconds after which a request that was not answered counts as failed."""
 
@@ -139,6 +142,7 @@ class Fetching:
         for number in [one for one, by in self._announced.items() if by == who]:
             if number not in self._readers:
                 self._drop(number)
+        self._window.restart()
         self._fill()
 
     def _drop(self, number: int) -> None:
@@ -221,7 +225,7 @@ class Fetching:
         together = [number]
         for other in self._ranges.beside(number):
             size = self._size(self._keys[other][1])
-            if not self._window.join(other, size, now=other in needed):
+            if not self._window.join(other, size, number, now=other in needed):
                 break
             together.append(other)
         for one in together:
@@ -305,12 +309,21 @@ class _Request:
 
     def _begin(self) -> None:
         self._attempt += 1
-        delay = self._hedging.delay()
-        if delay is None or delay >= LATEST:
-            self._timer = self._loop.call_later(LATEST, self._expired)
-        else:
-            self._timer = self._loop.call_later(delay, self._late, delay)
+        self._watch(0.0)
         self._ask()
+
+    def _watch(self, waited: float) -> None:
+        """Look again when the request is late. The first requests begin before that is known."""
+        delay = self._hedging.delay()
+        if delay is None:
+            delay = waited + UNMEASURED
+        if delay >= LATEST:
+            self._timer = self._loop.call_later(LATEST - waited, self._expired)
+        elif delay > waited:
+            look = self._late if self._hedging.delay() is not None else self._watch
+            self._timer = self._loop.call_later(delay - waited, look, delay)
+        else:
+            self._late(waited)
 
     def _ask(self) -> None:
         self._fetching.requests += 1

@@ -82,6 +82,10 @@ class Window:
     their way at once, and what was fetched and not taken yet is at most ``budget`` bytes, or one
     object.
 
+    All requests share the link. So that the first batch does not wait for what is fetched ahead of
+    it, only ``first`` bytes are on their way at the start, and one byte more for each that arrives:
+    twice as many after each round trip.
+
     >>> window = Window(budget=100, requests=2)
     >>> window.expect([(1, 60), (2, 30), (3, 30)])
     >>> window.start(), window.start(), window.start()
@@ -90,13 +94,15 @@ class Window:
     (None, None, 3)
     """
 
-    def __init__(self, budget: int, requests: int) -> None:
+    def __init__(self, budget: int, requests: int, first: int = 8 << 20) -> None:
         self._budget = budget
         self._requests = requests
+        self._first = self._open = first
         self._waiting: OrderedDict[int, int] = OrderedDict()
         self._held: dict[int, int] = {}
-        self._flying: set[int] = set()
-        self._bytes = 0
+        self._flying: dict[int, int] = {}
+        """By the number of its first object: the bytes of each request that is on its way."""
+        self._bytes = self._bytes_flying = 0
 
     def expect(self, objects: Iterable[tuple[int, int]]) -> None:
         """These objects, with their sizes, will be needed after those announced before."""
@@ -111,8 +117,17 @@ class Window:
         number, size = next(iter(self._waiting.items()))
         if self._bytes and self._bytes + size > self._budget:
             return None
+        if self._flying and not self._is_open(size):
+            return None
         self._begin(number, size)
         return number
+
+    def _is_open(self, size: int) -> bool:
+        return self._bytes_flying + size <= self._open
+
+    def restart(self) -> None:
+        """Begin with few bytes on their way again: a loader begins."""
+        self._open = self._first
 
     def demand(self, number: int, size: int) -> bool:
         """An object is needed now. Returns whether the caller must fetch it: nobody does yet."""
@@ -124,11 +139,12 @@ class Window:
     def _begin(self, number: int, size: int) -> None:
         self._waiting.pop(number, None)
         self._held[number] = size
-        self._flying.add(number)
+        self._flying[number] = size
         self._bytes += size
+        self._bytes_flying += size
 
-    def join(self, number: int, size: int, *, now: bool = False) -> bool:
-        """Fetch an object with the request for another. Returns whether it may be.
+    def join(self, number: int, size: int, to: int, *, now: bool = False) -> bool:
+        """Fetch an object with the request for the object ``to``. Returns whether it may be.
 
         ``now``: it is needed now. Otherwise it must wait for its turn, and fit into the budget.
         """
@@ -136,9 +152,13 @@ class Window:
             return False
         if not now and (number not in self._waiting or self._bytes + size > self._budget):
             return False
+        if not now and not self._is_open(size):
+            return False
         self._waiting.pop(number, None)
         self._held[number] = size
+        self._flying[to] += size
         self._bytes += size
+        self._bytes_flying += size
         return True
 
     def allow(self, budget: int) -> None:
@@ -147,7 +167,12 @@ class Window:
 
     def arrived(self, number: int) -> None:
         """The request for an object has ended."""
-        self._flying.discard(number)
+        self._open += self._land(number)
+
+    def _land(self, number: int) -> int:
+        size = self._flying.pop(number, 0)
+        self._bytes_flying -= size
+        return size
 
     def surplus(self) -> Iterator[int]:
         """What has been held longest, while that is more than the budget and nothing is under way.
@@ -165,7 +190,7 @@ class Window:
         """An object was handed over, or given up: it takes no more room."""
         self._waiting.pop(number, None)
         self._bytes -= self._held.pop(number, 0)
-        self._flying.discard(number)
+        self._land(number)
 
     @property
     def bytes_held(self) -> int:

@@ -161,6 +161,24 @@ def test_a_late_request_is_made_a_second_time_and_the_first_answer_counts() -> N
     assert store.flying == 0  # the first request was cancelled
 
 
+def test_the_first_requests_are_made_again_too_when_it_is_known_what_late_is() -> None:
+    async def first_never(path: str, request: int) -> bytes:
+        if path == "0" and request == 1:
+            await asyncio.Event().wait()
+        return path.encode()
+
+    store = Memory(first_never)
+    found = fetching(store)
+
+    async def run() -> list[bytes]:
+        objects = wanted(2 * Hedging.FEWEST)  # all are on their way before any was answered
+        return list(await asyncio.gather(*found.get_all("s3://bucket", objects)))
+
+    assert asyncio.run(run()) == [str(n).encode() for n in range(2 * Hedging.FEWEST)]
+    assert store.asked["0"] == 2
+    assert found.retries == 0
+
+
 def test_a_request_that_is_never_answered_is_given_up_and_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

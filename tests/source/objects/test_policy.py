@@ -80,3 +80,30 @@ def test_what_is_demanded_is_fetched_at_once_and_only_once() -> None:
     window.taken(2)
     assert window.start() is None
     assert window.bytes_held == 0
+
+
+def test_few_bytes_are_on_their_way_at_the_start_and_twice_as_many_each_round_trip() -> None:
+    window = Window(budget=10_000, requests=1000, first=100)
+    window.expect((number, 10) for number in range(500))
+    rounds = []
+    while flying := list(iter(window.start, None)):
+        rounds.append(len(flying))
+        if len(rounds) == 5:
+            window.restart()  # another loader begins
+        for number in flying:
+            window.arrived(number)
+            window.taken(number)
+    assert rounds == [10, 20, 40, 80, 160, 170, 20]
+    assert window.bytes_held == 0
+
+
+def test_ranges_join_a_request_at_the_start_only_if_they_are_needed_now() -> None:
+    window = Window(budget=1000, requests=10, first=100)
+    window.expect((number, 60) for number in range(4))
+    assert window.start() == 0
+    assert not window.join(1, 60, 0)
+    assert window.join(1, 60, 0, now=True)
+    assert window.start() is None
+    window.arrived(0)
+    assert window.start() == 2
+    assert window.join(3, 60, 2)
