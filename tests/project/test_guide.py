@@ -130,3 +130,15 @@ def test_the_drawing_shows_the_files_of_the_walk() -> None:
 def test_the_guide_lists_every_room_in_the_order_of_imports() -> None:
     rows = re.findall(r"^\| `(\w+)` \| \S", section("Rooms"), re.MULTILINE)
     assert rows == ROOMS
+
+
+def test_the_page_on_devices_names_every_file_that_calls_cuda() -> None:
+    """Such lines have never run where Penstock is developed, and users must know which they are."""
+    asks = re.compile(r"torch\.cuda\.(?!is_available\b)\w")
+    calling = {
+        str(path.relative_to(ROOT))
+        for path in PACKAGE.rglob("*.py")
+        if asks.search(path.read_text())
+    }
+    assert "penstock/device/cuda.py" in calling
+    assert calling <= mentioned((ROOT / "docs" / "device.md").read_text())
