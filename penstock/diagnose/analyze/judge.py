@@ -269,14 +269,7 @@ def _verdict(report: AnalysisReport, shares: Shares | None, rates: LoaderRates) 
     wait = _sum(shares.prep, shares.fetch)
     held = shares.contention
     figures = _figures(report, shares)
-    unsure = [
-        (words, one)
-        for words, one, least in (
-            ("waits for batches", wait, SMALL),
-            ("is slowed by the loader", held, CONTENTION),
-        )
-        if one.low < least < one.high and not _far(one, least)
-    ]
+    unsure = _unsure(shares)
     waits, contends = wait.value > SMALL, held.value > CONTENTION
     if not waits and not contends:
         if unsure:
@@ -322,6 +315,24 @@ def _verdict(report: AnalysisReport, shares: Shares | None, rates: LoaderRates) 
     if cause and use is not None and use.places and use.waits[cause] == max(use.waits.values()):
         place = use.places[0][0]
     return Verdict(first, figures, also=also, cause=cause, place=place)
+
+
+def _unsure(shares: Shares) -> list[tuple[str, Interval]]:
+    """The shares of which it is not sure whether they are a bottleneck, with their words."""
+    return [
+        (words, one)
+        for words, one, least in (
+            ("waits for batches", _sum(shares.prep, shares.fetch), SMALL),
+            ("is slowed by the loader", shares.contention, CONTENTION),
+        )
+        if one.low < least < one.high and not _far(one, least)
+    ]
+
+
+def undecided(report: AnalysisReport) -> bool:
+    """Whether more steps may turn a refusal into a verdict, or a verdict into another one."""
+    shares = shares_of(report)
+    return shares is not None and bool(_unsure(shares))
 
 
 def _waits_for_others(report: AnalysisReport, rates: LoaderRates) -> str:

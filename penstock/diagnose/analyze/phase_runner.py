@@ -16,7 +16,7 @@ from typing import Any
 from penstock import config
 from penstock.diagnose.analyze.delayed_reads import wait_losses
 from penstock.diagnose.analyze.flow import between
-from penstock.diagnose.analyze.judge import contended_seconds
+from penstock.diagnose.analyze.judge import contended_seconds, undecided
 from penstock.diagnose.analyze.machine import MachineWatch, merged, use_between
 from penstock.diagnose.analyze.model import fit_cold_run, warm_share
 from penstock.diagnose.analyze.phase_timer import PhaseTimer
@@ -262,7 +262,9 @@ class PhaseRunner:
                 if name in ("as it is", "replay") and not track.ended
             ]
             few = any(track.timer.steps < LEAST_STEPS for track in deciding)
-            wide = self._whole >= QUICK and any(map(self._uncertain, deciding))
+            wide = self._whole >= QUICK and (
+                any(map(self._uncertain, deciding)) or self._undecided()
+            )
             needed = sum(self._turn_seconds(track.name) for track in deciding)
             # A verdict comes first; predictions need the rest of the time.
             left = self._left() if few else self._left() - REST * self._whole
@@ -270,6 +272,13 @@ class PhaseRunner:
                 return
             for track in deciding:
                 yield from self._turn(track)
+
+    def _undecided(self) -> bool:
+        """Whether the steps so far do not tell the bottleneck."""
+        phases = tuple(track.timer.phase() for track in self._tracks.values())
+        nothing = Costs(0.0, 0.0, {1: 1.0}, 0.0, 0.0, 0.0)
+        setup = replace(self._subject.setup, accelerator=self._device.name)
+        return undecided(AnalysisReport(setup, nothing, phases))
 
     def _uncertain(self, track: Track) -> bool:
         """Whether the interval of a wait, or of a step, is too wide to tell the bottleneck."""

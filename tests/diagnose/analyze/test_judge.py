@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.diagnose.analyze.judge import result_of
+from penstock.diagnose.analyze.judge import result_of, undecided
 from penstock.diagnose.analyze.model import Change, predict, warm_share
 from penstock.diagnose.analyze.remedies import remedies
 from penstock.diagnose.analyze.report import (
@@ -222,6 +222,22 @@ def test_a_contradiction_is_told_once() -> None:
     found = result_of(replace(wrong, costs=costs, phases=wrong.phases[:4]))
     said = [*found.trust.reasons, *found.warnings]
     assert len([line for line in said if "memory (C" in line]) == 1
+
+
+def test_a_wait_that_may_be_nothing_or_a_bottleneck_wants_more_steps() -> None:
+    # Refused with time left: training waits for batches 2 % to 13 % of the time. The interval was
+    # narrow enough for the phases to end.
+    def waiting(wait: float, spread: float) -> AnalysisReport:
+        run = replace(
+            loop("as it is", 0.104, wait), wait=Interval(wait, wait - spread, wait + spread)
+        )
+        return analysed(run, loop("replay", 0.104, 0.0), loop("cached", 0.104, wait))
+
+    unsure = waiting(0.0051, 0.0035)
+    assert result_of(unsure).bound is None
+    assert undecided(unsure)
+    assert not undecided(waiting(0.05, 0.0054))
+    assert not undecided(waiting(0.0, 0.0))
 
 
 def test_a_gain_never_passes_the_rate_of_the_accelerator() -> None:

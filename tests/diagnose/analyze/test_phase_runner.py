@@ -390,3 +390,22 @@ def test_persistent_workers_are_advised_only_where_they_are_not_set(
     assert "a wait of 1.50 s, before 10.00 s of steps" in note
     assert ("persistent_workers" in note) is advised
     assert list(slow_start(setup, wait=0.4, epoch=10.0)) == []
+
+
+def test_phases_go_on_while_a_wait_may_be_nothing_or_a_bottleneck() -> None:
+    def turns(wait: float) -> int:
+        clock, chance = Clock(), random.Random(3)
+        subject = SimulatedSubject(clock, prep=1e-4, fetch=0.0)
+
+        def own() -> Iterator[str]:
+            while True:
+                clock.now += wait + chance.choice((-0.008, 0.008))
+                yield "own"
+
+        runner = PhaseRunner(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
+        for _ in runner.run(own()):
+            clock.now += 0.5
+        assert runner.report is not None
+        return next(phase.turns for phase in runner.report.phases if phase.name == "as it is")
+
+    assert turns(0.026) > turns(0.080)
