@@ -645,8 +645,8 @@ def _warnings(report: AnalysisReport) -> Iterator[str]:
     others = _heaviest(uses, "others")
     if others is not None and others.others > OTHERS * others.cores:
         yield (
-            f"other processes kept {others.others:.1f} of {others.cores} cores busy during "
-            f"{others.phase!r}: rates that need the cores are lower than on an idle machine."
+            f"other processes kept {others.others:.1f} of {plural(others.cores, 'core')} busy "
+            f"during {others.phase!r}: rates that need the cores are lower than on an idle machine."
         )
     stolen = _heaviest(uses, "stolen")
     if stolen is not None and stolen.stolen > OTHERS * stolen.cores:
@@ -674,10 +674,19 @@ def _warnings(report: AnalysisReport) -> Iterator[str]:
         undisturbed = 1 / max(1 - use.queueing, 0.05)
         prep = report.rate("prep") or 0.0
         yield (
-            f"{setup.workers} workers on {setup.cores} cores queued for a core "
+            f"{plural(setup.workers, 'worker')} on {plural(setup.cores, 'core')} queued for a core "
             f"{percent(use.queueing)} of the time; with a core each they would prepare about "
             f"{prep * undisturbed:,.0f} samples/s."
         )
+
+
+def plural(count: int, noun: str) -> str:
+    """A number of things in words.
+
+    >>> plural(1, "core"), plural(2, "core")
+    ('1 core', '2 cores')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _heaviest(uses: tuple[MachineUse, ...], name: str) -> MachineUse | None:

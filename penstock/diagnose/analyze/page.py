@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config import show_size
 from penstock.diagnose.analyze import plots, series
-from penstock.diagnose.analyze.judge import result_of
+from penstock.diagnose.analyze.judge import plural, result_of
 from penstock.diagnose.analyze.report import AnalysisReport, Phase
 from penstock.diagnose.analyze.result import Result
 from penstock.diagnose.analyze.stalls import rank_speeds, slowest
@@ -120,12 +120,14 @@ def _head(report: AnalysisReport, result: Result) -> str:
 
 def _facts(report: AnalysisReport) -> list[str]:
     setup = report.setup
-    workers = "no workers" if not setup.workers else f"{setup.workers} workers ({setup.kind})"
+    workers = (
+        "no workers" if not setup.workers else f"{plural(setup.workers, 'worker')} ({setup.kind})"
+    )
     found = [
         setup.loader,
         f"{setup.samples:,} samples in batches of {setup.batch}",
         workers,
-        f"{setup.cores} cores",
+        plural(setup.cores, "core"),
         f"accelerator: {setup.accelerator}",
     ]
     if setup.sample_bytes:

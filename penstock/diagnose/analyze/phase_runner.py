@@ -16,7 +16,7 @@ from typing import Any
 from penstock import config
 from penstock.diagnose.analyze.delayed_reads import wait_losses
 from penstock.diagnose.analyze.flow import between
-from penstock.diagnose.analyze.judge import contended_seconds, undecided
+from penstock.diagnose.analyze.judge import contended_seconds, plural, undecided
 from penstock.diagnose.analyze.machine import MachineWatch, merged, use_between
 from penstock.diagnose.analyze.model import fit_cold_run, warm_share
 from penstock.diagnose.analyze.phase_timer import PhaseTimer
@@ -400,7 +400,7 @@ class PhaseRunner:
             waits=tuple(self._waits),
             device_reads=self._device_reads,
             made=time.strftime("%Y-%m-%d %H:%M:%S"),
-            machine=f"{config.cores()} cores, {config.show_size(config.memory())}",
+            machine=f"{plural(config.cores(), 'core')}, {config.show_size(config.memory())}",
             host=socket.gethostname(),
             notes=notes,
             workers_use=self._workers_use,
@@ -421,7 +421,7 @@ class PhaseRunner:
             if needed <= max(self._left() / 2, SLACK):
                 counts.append(count)
             else:
-                self._skipped.append(f"{count} {'worker' if count == 1 else 'workers'}")
+                self._skipped.append(plural(count, "worker"))
         if counts:
             self._tell(f"the loader alone: {', '.join(map(str, counts))} workers")
         return sweep_workers(self._subject, counts, self._part, self._clock)

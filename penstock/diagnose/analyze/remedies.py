@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock import config
-from penstock.diagnose.analyze.judge import more_workers_help
+from penstock.diagnose.analyze.judge import more_workers_help, plural
 from penstock.diagnose.analyze.model import Change, Prediction, possible_on_device, predict
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.result import Result
@@ -132,7 +132,7 @@ def candidates(report: AnalysisReport, memory: int) -> Iterator[PossibleRemedy]:
         )
     for count in counts:
         yield PossibleRemedy(
-            f"{with_own}{count} workers",
+            f"{with_own}{plural(count, 'worker')}",
             replace(plain, workers=count),
             write.loader(f"{write.workers}={count}"),
             "more samples are read and prepared at the same time",
@@ -140,7 +140,7 @@ def candidates(report: AnalysisReport, memory: int) -> Iterator[PossibleRemedy]:
         )
         if budget:
             yield PossibleRemedy(
-                f"{with_own}{count} workers and a cache of {config.show_size(budget)}",
+                f"{with_own}{plural(count, 'worker')} and a cache of {config.show_size(budget)}",
                 replace(plain, workers=count, cache=budget),
                 write.loader(
                     f'{write.workers}={count}, cache="{short_size(budget)}"',
@@ -311,7 +311,7 @@ def _fewer_workers(report: AnalysisReport, result: Result) -> Iterator[Remedy]:
     gain = 1 / max(0.01, 1 - shares.contention.value)
     change = Change(workers=fewer)
     yield Remedy(
-        f"{fewer} {'worker' if fewer == 1 else 'workers'} instead of {setup.workers}",
+        f"{plural(fewer, 'worker')} instead of {setup.workers}",
         gain,
         _CodeWriter(report).loader(f"{_CodeWriter(report).workers}={fewer}"),
         "workers take cores from the training step; the gain is at most what they take now",

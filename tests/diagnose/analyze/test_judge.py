@@ -373,6 +373,19 @@ def test_waiting_that_other_processes_cause_is_refused() -> None:
     assert any("other processes" in line for line in found.warnings)
 
 
+def test_one_core_is_written_as_one() -> None:
+    made = analysed(loop("as it is", 0.1, 0.2), loop("replay", 0.1, 0.0), loop("cached", 0.1, 0.2))
+    report = replace(
+        made,
+        setup=replace(made.setup, cores=1),
+        workers_use=WorkerUse(10.0, computing=0.5, queueing=0.5),
+        machine_use=(MachineUse("prep", 5.0, 1, own=0.5, others=0.5),),
+    )
+    said = " ".join(result_of(report).warnings)
+    assert "2 workers on 1 core queued for a core 50 % of the time" in said
+    assert "0.5 of 1 core busy" in said
+
+
 def test_an_interrupted_analysis_says_so_and_keeps_what_it_has() -> None:
     cut = replace(
         analysed(loop("replay", 0.1, 0.0)),
