@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from penstock import config
 from penstock.diagnose.analyze.delayed_reads import wait_losses
 from penstock.diagnose.analyze.flow import between
 from penstock.diagnose.analyze.judge import contended_seconds, plural, undecided
-from penstock.diagnose.analyze.machine import MachineWatch, merged, use_between
+from penstock.diagnose.analyze.machine import MachineWatch, below, merged, use_between
 from penstock.diagnose.analyze.model import fit_cold_run, warm_share
 from penstock.diagnose.analyze.phase_timer import PhaseTimer
 from penstock.diagnose.analyze.reading import ReadSpeed, storage_speed, time_reads
@@ -148,6 +149,8 @@ class PhaseRunner:
         self._phases: list[Phase] = []
         self._tracks: dict[PhaseName, Track] = {}
         self._waits: list[Wait] = []
+        # Processes of the script that are no workers; those begin with the first batch.
+        self._others = below(os.getpid()) if machine is not None else []
         self._began = clock()
         self._batch_gaps: list[float] = []
         self._epoch_starts: list[float] = []
@@ -549,7 +552,7 @@ class PhaseRunner:
         setup, timer = self._subject.setup, self._timer(name)
         moments = []
         watch = (
-            WorkerWatch(threads=not setup.own_process)
+            WorkerWatch(threads=not setup.own_process, others=self._others)
             if keep and setup.workers and self._machine is not None
             else None
         )

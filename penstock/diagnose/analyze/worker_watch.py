@@ -144,12 +144,13 @@ def pause_share(use: WorkerUse) -> float:
 class WorkerWatch:
     """Watches the workers inside a ``with`` block, from a thread of this process.
 
-    Workers are the threads of processes below this one, or with ``threads`` the other threads of
-    this process.
+    Workers are the threads of processes below this one, except those in ``others``, which the
+    script has started for itself; or with ``threads`` the other threads of this process.
     """
 
-    def __init__(self, *, threads: bool) -> None:
+    def __init__(self, *, threads: bool, others: Iterable[int] = ()) -> None:
         self._threads = threads
+        self._others = frozenset(others)
         self._seen: dict[tuple[int, int], Thread] = {}
         self._first: dict[tuple[int, int], tuple[float, float, int]] = {}
         self._ending = threading.Event()
@@ -169,6 +170,11 @@ class WorkerWatch:
         self._watcher.join()
         self.seconds = time.perf_counter() - self._began
 
+    @property
+    def watched(self) -> set[int]:
+        """The processes that were looked at."""
+        return {pid for pid, _ in list(self._seen)}
+
     def use(
         self, busy: float | None = None, places: Mapping[str, int] | None = None
     ) -> WorkerUse | None:
@@ -180,7 +186,7 @@ class WorkerWatch:
         look = 0
         while True:
             if not self._threads and look % 10 == 0:
-                pids = below(os.getpid())
+                pids = [pid for pid in below(os.getpid()) if pid not in self._others]
             look += 1
             for pid in pids:
                 for tid in _tasks(pid, all_threads=self._threads):
