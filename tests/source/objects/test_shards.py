@@ -137,8 +137,9 @@ def test_a_sequence_is_fetched_in_few_requests(
     order = ps.Reservoir(window=48)
     found = batches(pipeline, workers=1, kind="threads", order=order)
     assert sorted(row["label"] for batch in found for row in batch) == list(range(48))
-    # Each shard is smaller than one request. A shard may be cut where what was announced ends.
-    assert len(server.gets()) <= 3 * SHARDS
+    # Each shard is smaller than one request. The samples of the first batch are fetched before all
+    # others, and a shard may be cut where what was announced ends.
+    assert len(server.gets()) <= 5 + 4 * SHARDS
 
 
 def test_a_tiny_batch_is_one_message_and_neighbours_are_one_request(server: ObjectServer) -> None:
