@@ -114,7 +114,10 @@ class Device(Protocol):
         """
 
     def from_export(self, handle: bytes) -> torch.Tensor:
-        """The tensor of another process, by its handle. Raises OSError if that has ended."""
+        """The tensor of another process, by its handle. Raises OSError if that has ended.
+
+        It may be dropped only when the host knows that all work on it is done.
+        """
 
     def memory(self) -> DeviceMemory:
         """Memory of the device in use, and its capacity."""

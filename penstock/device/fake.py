@@ -9,7 +9,8 @@ while it is copied: the values are wrong, now and then. This device makes such f
   waited for the other. So is new memory, for streams that have not waited for its own, and memory
   that is freed while another stream than its own uses it.
 - A registration that overlaps another, or ends twice, is a fault.
-- Memory that is freed while another process maps it holds ``POISON`` for that process too.
+- Memory that is freed while another process maps it holds ``POISON`` for that process too. To
+  unmap it before the host knows that all work on it is done is a fault.
 - ``pause`` stops the streams, so that a test decides when work happens; ``fail`` makes the next
   work of a stream fail.
 
@@ -290,9 +291,16 @@ class FakeDevice:
         """The memory of another process is not used any more."""
         with self._lock:
             buffer = self._buffers.pop(address, None)
-            if buffer is not None:
-                # It stays mapped until the work that uses it is done.
-                buffer.stream.put(partial(_keep, raw))
+            if buffer is None:
+                return
+            for use in buffer.uses:
+                if use.number > use.stream.seen:
+                    self.faults.append(
+                        "memory of another process was unmapped while the stream "
+                        f"{use.stream.name} used it"
+                    )
+            # So that a fault does not end the process.
+            buffer.stream.put(partial(_keep, raw))
 
     def _take(self, nbytes: int) -> None:
         with self._lock:

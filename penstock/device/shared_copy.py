@@ -8,6 +8,7 @@ ends.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -239,6 +240,10 @@ class SharedCopy:
     def close(self) -> None:
         """Take part no longer, and free the shared memory."""
         self._over = True
+        if self._mapped:
+            # A batch that found no memory may have begun to read the copy of another job.
+            with contextlib.suppress(Exception):
+                self._device.record("copy").wait()
         self._desk.close()
         self._places.clear()
         self._mapped.clear()

@@ -17,7 +17,9 @@ from penstock.device import delivery
 from penstock.device.delivery import Delivery
 from penstock.device.fake import FakeDevice
 from penstock.device.rows import PartlyOnDevice
+from penstock.device.shared_copy import UseShared
 from penstock.errors import PipelineError
+from penstock.order.plan import BatchKeys
 from penstock.torch import DataLoader
 
 ROWS, BYTES = 8, 8 * 100 * 8
@@ -136,6 +138,59 @@ def test_rows_of_the_device_are_moved_once_if_another_field_has_no_room() -> Non
     del moved, labels, memory, parts, late, value
     device.close()
     assert device.faults == []
+
+
+class OneCopy:
+    """A desk at which another job has made every copy, in one place."""
+
+    name = "share='one'"
+
+    def __init__(self, handle: bytes, layout: str, read: threading.Event) -> None:
+        self._handle, self._layout, self._read = handle, layout, read
+        self.closed_after_reading: bool | None = None
+
+    def join(self, device: str) -> None:
+        pass
+
+    def ask(self, keys: BatchKeys) -> UseShared:
+        return UseShared(7, 0, 1, self._layout)
+
+    def made(self, version: int, layout: str, handles: dict[int, bytes]) -> None:
+        raise AssertionError("this job copies nothing for others")
+
+    def ended(self) -> None:
+        raise AssertionError("the copy may still be read")
+
+    def handle(self, owner: int, place: int, version: int) -> bytes:
+        return self._handle
+
+    def gone(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.closed_after_reading = self._read.is_set()
+
+
+def test_a_shared_copy_is_unmapped_only_when_nothing_reads_it() -> None:
+    owner, device = FakeDevice(shared=True), FakeDevice(capacity=64, shared=True)
+    values = torch.zeros(512, dtype=torch.uint8)
+    copy = owner.copy(values)
+    owner.record().wait()
+    read = threading.Event()
+    desk = OneCopy(owner.export(copy), "uint8[32], uint8[96]", read)
+    delivery = Delivery(device, desk=desk)
+    sources = torch.zeros(32, dtype=torch.uint8), torch.zeros(96, dtype=torch.uint8)
+    device.pause()  # the first tensor is being read when the second finds no memory
+    device.run(read.set, "copy")
+    threading.Timer(0.1, device.go_on).start()
+    late = delivery.convert(sources, BatchKeys(0, 0, np.arange(2), None))
+    delivery.settle()
+    assert late.event is None
+    assert desk.closed_after_reading
+    del late, copy
+    owner.close()
+    device.close()
+    assert (owner.faults, device.faults) == ([], [])
 
 
 def test_memory_that_cannot_be_registered_is_a_warning(
