@@ -84,6 +84,11 @@ class Plan:
         """Whether the batches of the next epoch are known before this one is over."""
         return False
 
+    @property
+    def any_thread(self) -> bool:
+        """Whether any thread may iterate ``batches``, not only that of the training loop."""
+        return self.ahead
+
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         """The rest of the cursor's epoch."""
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random as _python_random
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from penstock.errors import PipelineError, StateError
 from penstock.keyed import preserved_globals
@@ -55,6 +56,21 @@ class TorchDraws:
         if type(inner) is RandomSampler:
             return not inner.replacement and inner._num_samples is None
         return type(inner) is SequentialSampler
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether any thread may draw the rest of an epoch, once torch's first batches are drawn.
+
+        From then on torch's own samplers draw from no generator of the script. Nor do they run its
+        code, but for the length of the dataset.
+        """
+        batches = self._loader.batch_sampler
+        inner: Any = getattr(batches, "sampler", None)
+        if self.ahead == 0 or type(batches) is not BatchSampler:
+            return False
+        if type(inner) is RandomSampler:
+            return inner.generator is None
+        return type(inner) in (SequentialSampler, DistributedSampler)
 
     def begin(self, first: bool) -> tuple[Iterator[Any], int | None]:
         """The sampler's iterator, and the seed, which persistent workers draw only once."""
@@ -142,19 +158,28 @@ class SamplerEpoch:
 
     The sampler is not changed: it draws from the script's generators, as it does in torch. Drawn
     batches are kept until they are delivered, because torch's own iterator may have to continue the
-    epoch with the same batches. ``delivered``: number of batches delivered.
+    epoch with the same batches. ``delivered``: number of batches delivered. ``anywhere``: see
+    ``TorchDraws``; then one thread may draw batches while another delivers them.
     """
 
-    def __init__(self, iterator: Iterator[Any], delivered: int = 0) -> None:
+    def __init__(
+        self, iterator: Iterator[Any], delivered: int = 0, *, anywhere: bool = False
+    ) -> None:
         self._iterator = iterator
         self._kept: deque[Any] = deque()
         self._ended = False
+        self._lock = threading.RLock()
+        self.anywhere = anywhere
         self.delivered = delivered
         self.error: Exception | None = None
         """What the sampler has raised, which ended it."""
 
     def draw(self, batches: int) -> None:
         """Draw that many more batches, or fewer if the sampler ends."""
+        with self._lock:
+            self._draw(batches)
+
+    def _draw(self, batches: int) -> None:
         while batches > 0 and not self._ended:
             batches -= 1
             try:
@@ -176,19 +201,22 @@ class SamplerEpoch:
     def since(self, number: int) -> Iterator[Any]:
         """The batches from that number on, drawn as they are needed."""
         while True:
-            position = number - self.delivered
-            if position >= len(self._kept):
-                self.draw(position - len(self._kept) + 1)
-            if position >= len(self._kept):
-                return  # an error of the sampler is raised by the loop, at the end
-            yield self._kept[position]
+            with self._lock:
+                position = number - self.delivered
+                if position >= len(self._kept):
+                    self._draw(position - len(self._kept) + 1)
+                if position >= len(self._kept):
+                    return  # an error of the sampler is raised by the loop, at the end
+                drawn = self._kept[position]
+            yield drawn
             number += 1
 
     def deliver(self, number: int) -> None:
         """Forget the batches up to that number: they are delivered."""
-        while self.delivered <= number and self._kept:
-            self._kept.popleft()
-            self.delivered += 1
+        with self._lock:
+            while self.delivered <= number and self._kept:
+                self._kept.popleft()
+                self.delivered += 1
 
 
 def replay(drawing: TorchDraws, first: bool, states: DrawnStates, skip: int) -> Iterator[Any]:
@@ -244,6 +272,10 @@ class SamplerPlan(Plan):
         self._begun: tuple[int, dict[str, Any]] | None = None
         self.resumed: dict[str, Any] | None = None
         """The state of an epoch that a checkpoint was taken in, for the next ``begin``."""
+
+    @property
+    def any_thread(self) -> bool:
+        return self._epoch.anywhere
 
     def for_loader(self, n: int, size: int, drop_last: bool) -> SamplerPlan:
         """This plan, for a loader that asks for one with these arguments."""
