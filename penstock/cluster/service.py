@@ -146,6 +146,10 @@ class SpanningGroup(Protocol):
     def request_failed(self, ask: AskBatch, *, lost: bool) -> None: ...
 
 
+class _NotTried(PeerLost):
+    """A connection has failed a moment ago, and was not tried again."""
+
+
 class ClusterService:
     """The place of one node among others. ``stores``: caches that are divided over the machines.
 
@@ -193,7 +197,8 @@ class ClusterService:
         """The machines of the last view, by name."""
         self._gone: dict[str, tuple[float, Machine]] = {}
         """Machines that have left, by name, and when."""
-        self._faults: dict[str, str] = {}
+        self._faults: dict[str, tuple[type[PeerFault], str]] = {}
+        """By address: the last fault. It ends with the next connection."""
         """By address: the kind of the last fault in the log."""
         incarnation = time.time_ns()
         self._hello = Hello(VERSION, RELEASE, name, incarnation)
@@ -451,7 +456,7 @@ class ClusterService:
                 link = self._links.get(address)
             if link is None:
                 if self._clock() < self._again.get(address, 0.0):
-                    raise PeerLost(f"{address} could not be reached a moment ago")
+                    raise _NotTried(f"{address} could not be reached a moment ago")
                 try:
                     link = connect(address, self._secrets, self._hello, timeout=CALL)
                 except PeerFault:
@@ -470,14 +475,15 @@ class ClusterService:
             link.close()
 
     def _note(self, address: str, fault: PeerFault) -> None:
+        if isinstance(fault, _NotTried):
+            return
         if isinstance(fault, PeerLost):
             self._lose(address)
         with self._lock:
-            kind = type(fault).__name__
-            new = self._faults.get(address) != kind
-            self._faults[address] = kind
-        if new:  # and not again every second
-            _log.warning("%s: %s", kind, fault)
+            before = self._faults.get(address)
+            self._faults[address] = type(fault), str(fault)
+        if before is None or before[0] is not type(fault):  # and not again every second
+            _log.warning("%s: %s", type(fault).__name__, fault)
 
     def _address_of(self, name: str) -> str:
         with self._lock:
@@ -842,6 +848,7 @@ class ClusterService:
             membership, now = self._membership, self._clock()
             self._survey.watched(now)
             view, suspects, head = membership.view, membership.suspects, membership.head
+            refused = [said for kind, said in self._faults.values() if kind is PeerRefused]
             machines = []
             for machine in view.machines:
                 here = machine.name == self.machine
@@ -875,6 +882,7 @@ class ClusterService:
             "view": ".".join(map(str, view.stamp)),
             "head": head,
             "machines": machines,
+            "refused": refused,
             "caches": caches,
         }
 

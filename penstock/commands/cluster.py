@@ -153,12 +153,16 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
                 "with `penstock cluster leave`, and give one: penstock cluster start --address "
                 "10.0.0.1\n"
             )
-    elif not _meets_others(directory):
-        out(
-            f"No machine has answered at {', '.join(seeds)} so far; the node goes on trying. If "
-            "`penstock cluster status` does not show another machine soon, check the address and "
-            f"the firewall; the log of the node says more: {directory.log}\n"
-        )
+    else:
+        met, refused = _meets_others(directory)
+        if refused:
+            out("".join(f"Refused: {reason}\n" for reason in refused))
+        elif not met:
+            out(
+                f"No machine has answered at {', '.join(seeds)} so far; the node goes on trying. "
+                "If `penstock cluster status` does not show another machine soon, check the "
+                f"address and the firewall; the log of the node says more: {directory.log}\n"
+            )
     out('Loaders with cluster="auto" use it. `penstock cluster leave` ends it.\n')
     return 0
 
@@ -179,18 +183,21 @@ def _check_seeds(seeds: list[str], directory: NodeDirectory) -> None:
         )
 
 
-def _meets_others(directory: NodeDirectory) -> bool:
-    """Whether the node knows another machine of the cluster within some seconds."""
+def _meets_others(directory: NodeDirectory) -> tuple[bool, list[str]]:
+    """Whether the node knows another machine of the cluster within some seconds.
+
+    And why machines refuse it, or it refuses them, as soon as one does.
+    """
     from penstock.node.client import request_status
 
     until = time.monotonic() + MEET
     while True:
         status = request_status(directory)
         cluster = None if status is None else status["cluster"]
-        if cluster is not None and len(cluster["machines"]) > 1:
-            return True
-        if time.monotonic() > until:
-            return False
+        met = cluster is not None and len(cluster["machines"]) > 1
+        refused: list[str] = [] if cluster is None else cluster["refused"]
+        if met or refused or time.monotonic() > until:
+            return met, refused
         time.sleep(0.1)
 
 
@@ -317,11 +324,13 @@ def _show_placed(placed: PlacedNodes, *, as_json: bool) -> int:
 
 
 def _leave(directory: NodeDirectory) -> int:
-    from penstock.node.client import leave_cluster
+    from penstock.node.client import leave_cluster, wait_for_exit
 
     status = leave_cluster(directory)
     if status is None:
         sys.stdout.write("No node is running.\n")
+    elif status["ending"] and wait_for_exit(status["pid"]):
+        sys.stdout.write("This machine has left the cluster.\n")
     else:
         sys.stdout.write("This machine leaves the cluster as soon as no job of its own uses it.\n")
     return 0
@@ -340,6 +349,8 @@ def _show_status(directory: NodeDirectory, *, as_json: bool) -> int:
     from penstock.watch.machines import lines_of, rows_of
 
     sys.stdout.write("\n".join([*lines_of(rows_of(cluster)), *guest_lines(cluster)]) + "\n")
+    for reason in cluster["refused"]:
+        sys.stdout.write(f"Refused: {reason}\n")
     for keeper in cluster["held_by"]:
         sys.stdout.write(f"The node of this machine is placed by {keeper}.\n")
     return 0

@@ -205,7 +205,10 @@ def enter_cluster(
 def leave_cluster(
     directory: NodeDirectory | None = None, *, timeout: float = ANSWER_TIMEOUT
 ) -> dict[str, Any] | None:
-    """Ask the node to leave its cluster, and return its status; ``None`` if no node is running."""
+    """Ask the node to leave its cluster, and return its status; ``None`` if no node is running.
+
+    A node that no job uses ends.
+    """
     return _request(directory or NodeDirectory(), LeaveCluster(), timeout)
 
 

@@ -315,7 +315,7 @@ class Entered(NamedTuple):
 
 
 class LeaveCluster(NamedTuple):
-    """Asks the node to work alone again."""
+    """Asks the node to leave its cluster. It ends, unless a job uses it."""
 
 
 class EndNode(NamedTuple):

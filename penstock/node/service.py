@@ -191,6 +191,11 @@ class Service:
                 os.close(self._spare)
             _log.info("node %d ends", os.getpid())
 
+    @property
+    def ending(self) -> bool:
+        """Whether ``run`` is about to return because somebody has asked for it."""
+        return self._ending
+
     def _is_used(self) -> bool:
         """Whether a job is attached, or another process wants this node to stay."""
         if self._clock() < self._held_until:
@@ -476,6 +481,8 @@ class Service:
             self._stays, self._held_until = False, float("-inf")
             for holder in self.peers.values():
                 holder.held = None
+            # What it has for other machines is of no use to them any more.
+            self._ending |= not self._is_used()
             peer.send(Status(status_of(self)))
         elif isinstance(message, (GetStatus, EndNode)):
             self._ending |= isinstance(message, EndNode)

@@ -37,6 +37,7 @@ def status_of(service: Service) -> dict[str, Any]:
     return {
         "release": penstock.__version__,
         "pid": os.getpid(),
+        "ending": service.ending,
         "place": str(service.directory.path),
         "log": str(service.directory.log),
         "up": time.time() - service.started,

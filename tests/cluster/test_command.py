@@ -39,10 +39,11 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_cluster_is_started_shown_and_left(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
+    monkeypatch.setenv("PENSTOCK_NODE_IDLE", "600")
     address = f"127.0.0.1:{free_port()}"
     assert main(["cluster", "start", "--address", address, "--cache", "1MB"]) == 0
     out = capsys.readouterr().out
@@ -57,9 +58,10 @@ def test_a_cluster_is_started_shown_and_left(
     assert address in capsys.readouterr().out
     pid = request_status(NodeDirectory(place / "node"))
     assert pid is not None
+    capsys.readouterr()
     assert main(["cluster", "leave"]) == 0
-    # Nothing keeps the node alive any more.
-    assert wait_for_exit(pid["pid"], timeout=120)
+    assert capsys.readouterr().out == "This machine has left the cluster.\n"
+    assert wait_for_exit(pid["pid"], timeout=0.0)
 
 
 def test_joining_without_secrets_says_what_to_copy(

@@ -7,16 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.cluster import divided_cache, holdings, membership, partition, service
+from penstock.cluster.flight import connect
 from penstock.cluster.placement import pack_ranks
 from penstock.cluster.protocol import WantedValues
-from penstock.cluster.secrets import Secrets
+from penstock.cluster.secrets import Secrets, make_secrets
 from penstock.cluster.service import ClusterService
+from penstock.cluster.transport import Link
 from penstock.store import HeapStore, SampleStore, memory_store
 from penstock.store.admission import Admission
 from penstock.store.partitioned import Division
@@ -145,6 +148,36 @@ def services(secrets: Secrets) -> Iterator[list[ClusterService]]:
     yield made
     for one in made:
         one.close()
+
+
+def test_a_machine_with_other_secrets_says_so_once_in_its_log_and_in_its_status(
+    services: list[ClusterService],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connections: list[str] = []
+
+    def counted(address: str, *rest: Any, **more: Any) -> Link:
+        connections.append(address)
+        return connect(address, *rest, **more)
+
+    monkeypatch.setattr(service, "connect", counted)
+    monkeypatch.setattr(service, "AGAIN", 0.2)  # beats find that it was not tried again
+    others = make_secrets(tmp_path / "others")
+    seed = services[0].address
+    stranger = ClusterService([seed], others, host="127.0.0.1", port=0, name="stranger")
+    try:
+        stranger.begin()
+        wait_until(lambda: len(connections) >= 3)
+        [refused] = stranger.status()["refused"]
+    finally:
+        stranger.close()
+    assert seed in refused
+    assert "another certificate" in refused
+    said = [record.getMessage() for record in caplog.records if seed in record.getMessage()]
+    assert [text for text in said if "Peer" in text] == [f"PeerRefused: {refused}"]
+    assert len(services[0].status()["machines"]) == 2
 
 
 def machines_of(services: list[ClusterService], **more: Any) -> list[TrainingMachine]:
