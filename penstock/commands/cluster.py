@@ -357,9 +357,10 @@ def _show_status(directory: NodeDirectory, *, as_json: bool) -> int:
 
 
 def guest_lines(cluster: dict[str, Any]) -> list[str]:
-    """What this machine has prepared for others, and its groups that span machines, as lines."""
+    """What this machine has prepared for others, what others have prepared for it, and its groups
+    that span machines, as lines."""
     from penstock.host.text import aligned, many
-    from penstock.node.status import span_facts
+    from penstock.node.status import remote_lines, span_facts
 
     facts = [
         (
@@ -371,7 +372,9 @@ def guest_lines(cluster: dict[str, Any]) -> list[str]:
         for guest in cluster["guests"]
     ]
     for group in cluster["groups"]:
-        facts += [(f"group {group['name']}", text) for _, text in span_facts(group.get("span"))]
+        helped = [f"helped by {line}" for line in remote_lines(group.get("remote"))]
+        spans = [text for _, text in span_facts(group.get("span"))]
+        facts += [(f"group {group['name']}", text) for text in helped + spans]
     return aligned(facts)
 
 

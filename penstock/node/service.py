@@ -109,7 +109,8 @@ class Service:
         self.cluster: ClusterService | None = None
         self.guests: Guests | None = None
         """Prepares samples for jobs on other machines."""
-        self._stays = False
+        self.stays = False
+        """A command has put this node into a cluster, until another takes it out."""
         """The node does not end without members, because other machines use it."""
         self._held_until = float("-inf")
         """The node stays until then: the process that kept it in its cluster may come back."""
@@ -162,7 +163,7 @@ class Service:
                 if time.monotonic() - ticked >= TICK:
                     ticked = time.monotonic()
                     self._tick()
-                if self._stays or self._is_used():
+                if self.stays or self._is_used():
                     last_needed = self._clock()
                 elif self._clock() - last_needed > self._idle:
                     break
@@ -478,7 +479,7 @@ class Service:
             self._hold(peer, message)
             peer.send(Status(status_of(self)))
         elif isinstance(message, LeaveCluster):
-            self._stays, self._held_until = False, float("-inf")
+            self.stays, self._held_until = False, float("-inf")
             for holder in self.peers.values():
                 holder.held = None
             # What it has for other machines is of no use to them any more.
@@ -567,7 +568,7 @@ class Service:
             # `penstock cluster join` once more: the machine lends another number of cores.
             self.guests.lend(request.cores)
             self.cluster.lend(request.cores)
-        self._stays |= request.stay
+        self.stays |= request.stay
         # Starting may take longer than the idle time. The process that asked is about to use it.
         self._held_until = max(self._held_until, self._clock() + self._idle)
         return Entered(self.cluster.machine, self.cluster.address)

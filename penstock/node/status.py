@@ -33,11 +33,16 @@ NodeStatus = Mapping[str, Any]
 # As data.
 
 
+_UNUSED = "No job is attached: the node ends by itself unless one attaches."
+_STAYS = "No job is attached. The node stays in its cluster until `penstock cluster leave`."
+
+
 def status_of(service: Service) -> dict[str, Any]:
     return {
         "release": penstock.__version__,
         "pid": os.getpid(),
         "ending": service.ending,
+        "stays": service.stays,
         "place": str(service.directory.path),
         "log": str(service.directory.log),
         "up": time.time() - service.started,
@@ -177,7 +182,7 @@ def lines_of(node: NodeStatus, now: float, before: NodeStatus | None = None) -> 
         facts.append(("files", _few_files(node["descriptors"])))
     lines = aligned(facts)
     if not groups:
-        lines += ["", "No job is attached: the node ends by itself unless one attaches."]
+        lines += ["", _STAYS if node["stays"] else _UNUSED]
     for group in groups:
         lines += ["", *_group_lines(group, now, _rate(node, before, group["name"]))]
     return lines

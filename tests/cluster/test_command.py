@@ -97,6 +97,16 @@ def test_status_says_what_was_prepared_for_other_machines() -> None:
     assert guest_lines({"guests": [], "groups": []}) == []
 
 
+def test_status_says_why_another_machine_prepares_nothing() -> None:
+    counts = dict.fromkeys(("tiny_batches", "samples", "bytes", "again", "rate"), 0)
+    reason = "this machine does not have the pipeline"
+    helper = {"state": "lacks the pipeline", "cores": 4, "reason": reason, **counts}
+    group = {"name": "g", "remote": {"withheld": "", "machines": {"b": helper}}, "span": None}
+    [line] = guest_lines({"guests": [], "groups": [group]})
+    assert line.startswith("group g  helped by b (4 cores, lacks the pipeline): 0 tiny-batches")
+    assert reason in line
+
+
 @pytest.mark.parametrize("by", ["option", "environment", "file"])
 def test_a_ray_that_does_not_run_is_named_at_once(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by: str

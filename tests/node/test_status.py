@@ -84,6 +84,7 @@ def snapshot(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "release": "0.1.0",
         "pid": 4711,
+        "stays": False,
         "place": "/run/user/1000/penstock",
         "log": "/run/user/1000/penstock/node.log",
         "up": 725.0,
@@ -179,8 +180,9 @@ def test_what_is_wrong_is_shown() -> None:
     )
 
 
-def test_a_node_without_groups_will_end() -> None:
-    assert "No job is attached" in lines_of(snapshot(), NOW)[-1]
+def test_a_node_without_groups_will_end_unless_a_command_keeps_it_in_a_cluster() -> None:
+    assert "ends by itself" in lines_of(snapshot(), NOW)[-1]
+    assert "until `penstock cluster leave`" in lines_of(snapshot(stays=True), NOW)[-1]
 
 
 def test_rates_since_the_earlier_status_are_shown() -> None:
