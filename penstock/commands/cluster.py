@@ -116,6 +116,7 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
         split_address,
     )
     from penstock.cluster.secrets import make_secrets, read_secrets
+    from penstock.host.text import many
     from penstock.node.client import enter_cluster
     from penstock.node.protocol import EnterCluster
 
@@ -163,6 +164,12 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
                 "If `penstock cluster status` does not show another machine soon, check the "
                 f"address and the firewall; the log of the node says more: {directory.log}\n"
             )
+    if cores:
+        out(
+            f"It lends {many(cores, 'core')} to jobs whose pipeline it finds in "
+            f"{config.cluster_recipes(secret.absolute())}: other machines must see this directory, "
+            "too (PENSTOCK_CLUSTER_RECIPES names another one).\n"
+        )
     out('Loaders with cluster="auto" use it. `penstock cluster leave` ends it.\n')
     return 0
 

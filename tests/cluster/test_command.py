@@ -150,7 +150,10 @@ def test_a_machine_that_nobody_answers_says_so_and_goes_on_trying(
     out = capsys.readouterr().out
     assert f"No machine has answered at {seed} so far" in out
     # Once it is in a cluster, `join` may change what it lends, whatever address is given.
+    capsys.readouterr()
     assert main(["cluster", "join", seed, "--cores", "1"]) == 0
+    recipes = f"{place / 'secret' / 'recipes'}: other machines must see this directory"
+    assert f"lends 1 core to jobs whose pipeline it finds in {recipes}" in capsys.readouterr().out
 
 
 def test_an_address_that_others_cannot_reach_is_named(
