@@ -28,11 +28,13 @@ class ClusterPlace:
     """Where to look for the other machines. ``seeds``: addresses; empty: the node knows them.
 
     ``reason``: how they were found. ``by_ray``: Ray places the nodes and knows the addresses.
+    ``launched``: a launcher has named them, and not the user.
     """
 
     seeds: tuple[str, ...]
     reason: str
     by_ray: bool = False
+    launched: bool = False
 
 
 def find_cluster(text: str) -> ClusterPlace:
@@ -55,11 +57,12 @@ def find_cluster(text: str) -> ClusterPlace:
         return ClusterPlace((), "Ray", by_ray=True)
     master = config.master_machine()
     if master is not None:
-        return ClusterPlace((f"{bracketed(master)}:{PORT}",), "MASTER_ADDR")
+        return ClusterPlace((f"{bracketed(master)}:{PORT}",), "MASTER_ADDR", launched=True)
     hosts = expand_hosts(config.slurm_hosts())
     if len(hosts) > 1:
         # Three are enough to find a new head if the first machine fails.
-        return ClusterPlace(tuple(f"{host}:{PORT}" for host in hosts[:3]), "SLURM_JOB_NODELIST")
+        seeds = tuple(f"{host}:{PORT}" for host in hosts[:3])
+        return ClusterPlace(seeds, "SLURM_JOB_NODELIST", launched=True)
     return ClusterPlace((), "the node of this machine")
 
 
@@ -128,6 +131,25 @@ def parse_own_address(text: str, what: str) -> str:
     if len(found) != 1:
         raise PipelineError(f"{what} is {text!r}; give one address, that of this machine.")
     return found[0]
+
+
+def numeric(seed: str) -> str:
+    """The same address with a number as its host, if its name is known: machines compare addresses.
+
+    >>> numeric("10.0.0.1:7411"), numeric("localhost:80")
+    ('10.0.0.1:7411', '127.0.0.1:80')
+    """
+    host, port = split_address(seed)
+    if host == "localhost":
+        return f"127.0.0.1:{port}"
+    found = addresses_of(host)
+    if not found:
+        return seed
+    here = [address for address in found if is_local(address)]
+    if host not in found and here and all(map(is_loopback, here)):
+        # Debian gives a machine's own name a loopback address, which others cannot reach.
+        here = [default_host()]
+    return f"{bracketed((here or found)[0])}:{port}"
 
 
 def own_address(seeds: tuple[str, ...]) -> tuple[str, int]:

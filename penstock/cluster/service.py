@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from penstock import config
 from penstock.cluster.divided_cache import DividedCache
-from penstock.cluster.find import own_address, split_address
+from penstock.cluster.find import numeric, own_address, split_address
 from penstock.cluster.flight import FlightServer, connect
 from penstock.cluster.lending import Lender
 from penstock.cluster.membership import (
@@ -233,7 +233,8 @@ class ClusterService:
         """
         place = Path(secret) if secret else config.cluster_secret()
         secrets = read_secrets(place)
-        host, port = split_address(address) if address else own_address(tuple(seeds))
+        seeds = tuple(dict.fromkeys(map(numeric, seeds)))
+        host, port = split_address(numeric(address)) if address else own_address(seeds)
         service = cls(
             seeds,
             secrets,
@@ -252,11 +253,11 @@ class ClusterService:
         _log.info("%s enters the cluster of %s", self.machine, ", ".join(self.seeds))
         self._ticker.start()
 
-    def knows(self, seeds: Iterable[str]) -> bool:
+    def knows(self, seeds: Collection[str]) -> bool:
         """Whether a machine of this cluster has one of these addresses."""
         with self._lock:
             known = {machine.address for machine in self._membership.view.machines}
-        return not known.isdisjoint(seeds) or not set(self.seeds).isdisjoint(seeds)
+        return not (known | {*self.seeds}).isdisjoint({*seeds, *map(numeric, seeds)})
 
     def reseed(self, seeds: Sequence[str]) -> None:
         """From now on, these machines may be head: earlier ones may have gone for good."""

@@ -282,6 +282,8 @@ class EnterCluster(NamedTuple):
     - ``secret``: directory of the token and the certificate; empty: the usual place.
     - ``cache_bytes``: room for samples of jobs on other machines. ``cores``: that jobs on other
       machines may use. ``stay``: until ``LeaveCluster``, even without members.
+    - ``found``: a launcher has named the seeds, and not the user. If a command has put the node
+      into a cluster, it stays in that one.
     """
 
     seeds: list[str]
@@ -290,6 +292,7 @@ class EnterCluster(NamedTuple):
     cache_bytes: int
     cores: int
     stay: bool
+    found: bool = False
 
 
 class HoldNode(NamedTuple):
@@ -403,7 +406,7 @@ _FIELDS: dict[type, tuple[tuple[type, ...], ...]] = {
     AskProgress: (),
     LeaveGroup: ((list,),),
     GetStatus: (),
-    EnterCluster: ((list,), (str,), (str,), (int,), (int,), (bool,)),
+    EnterCluster: ((list,), (str,), (str,), (int,), (int,), (bool,), (bool,)),
     HoldNode: ((str,), (float,), (list,), (str,)),
     LeaveCluster: (),
     EndNode: (),

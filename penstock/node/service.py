@@ -557,6 +557,8 @@ class Service:
                 self.cluster.recipes, self.cluster, self.workers, request.cores, self._clock
             )
             self.cluster.guests = self.guests
+        elif request.found and self.stays:
+            pass
         elif request.seeds and not self.cluster.knows(request.seeds):
             raise PenstockError(
                 f"the node of this machine is in the cluster of {', '.join(self.cluster.seeds)}, "

@@ -147,4 +147,4 @@ def _enter(cluster: str) -> EnterCluster:
     # The node may have been started by a job with other variables.
     secret = str(config.cluster_secret().absolute())
     # It lends no cores: what another machine prepares is read from storage there once more.
-    return EnterCluster(seeds, address, secret, 0, 0, stay=False)
+    return EnterCluster(seeds, address, secret, 0, 0, stay=False, found=place.launched)

@@ -14,9 +14,10 @@ from penstock.cli import main
 from penstock.cluster.secrets import make_secrets
 from penstock.commands import cluster
 from penstock.commands.cluster import guest_lines
-from penstock.errors import ClusterError
-from penstock.node.client import request_end, request_status, wait_for_exit
+from penstock.errors import ClusterError, WorkerError
+from penstock.node.client import enter_cluster, request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
+from penstock.node.protocol import EnterCluster
 from tests.cluster.test_nodes import free_port
 
 
@@ -58,6 +59,13 @@ def test_a_cluster_is_started_shown_and_left(
     assert address in capsys.readouterr().out
     pid = request_status(NodeDirectory(place / "node"))
     assert pid is not None
+    # A job may ask for it by name. A launcher names machines as it likes.
+    directory = NodeDirectory(place / "node")
+    job = EnterCluster([address.replace("127.0.0.1", "localhost")], "", "", 0, 0, stay=False)
+    for request in (job, job._replace(seeds=["127.0.0.2:1"], found=True)):
+        assert enter_cluster(directory, request).address == address
+    with pytest.raises(WorkerError, match=f"is in the cluster of {address}"):
+        enter_cluster(directory, job._replace(seeds=["127.0.0.2:1"]))
     capsys.readouterr()
     assert main(["cluster", "leave"]) == 0
     assert capsys.readouterr().out == "This machine has left the cluster.\n"
