@@ -115,6 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
         text = unseen(command)
     elif any(process.why for process in reached):
         text = ""  # the process has printed the reason
+    elif not outcomes and any(process.rank for process in reached):
+        text = "rank 0 says which loaders were changed, and none of its loaders was iterated here."
     else:
         text = summary(outcomes)
     # A command that failed before its first loader has printed its own error.

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from penstock import inject
+from penstock.cli import main
 from penstock.errors import PipelineError
+from penstock.inject import Process
 from penstock.inject.messages import CommandLog, LoaderOutcome, LoaderReporter, loaders, summary
 
 NAME = "penstock.run.test"
@@ -177,3 +180,14 @@ def test_the_summary_says_how_many_loaders_were_upgraded() -> None:
         "are above."
     )
     assert "iterated no torch DataLoader" in summary([])
+
+
+def test_a_machine_without_rank_0_leaves_the_summary_to_that_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher, rank = Process(1, ("torchrun",), 0), Process(2, ("train.py",), 1)
+    monkeypatch.setattr(inject, "launch", lambda command, variables: 0)
+    for reached, said in (([launcher, rank], "rank 0 says"), ([launcher], "iterated no torch")):
+        monkeypatch.setattr(inject, "processes", lambda place, found=reached: found)
+        assert main(["run", "--", "torchrun", "train.py"]) == 0
+        assert said in capsys.readouterr().err
