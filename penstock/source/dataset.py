@@ -80,7 +80,10 @@ class DatasetSource(Source):
         return f"sample {index} of {_kind(self.dataset)}"
 
     def identity(self) -> str:
-        return identity_of(self.dataset, self._version)
+        if self._version is not None:
+            # One version of two data sets, such as "1" in two scripts, is found out by their size.
+            return fingerprint(("dataset", "version", self._version, len(self)))
+        return identity_of(self.dataset, None)
 
 
 def identity_of(dataset: Any, version: str | None) -> str:

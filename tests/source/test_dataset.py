@@ -102,6 +102,8 @@ def test_a_version_replaces_the_fingerprint_of_the_data() -> None:
         DatasetSource(dataset).identity()
     assert DatasetSource(dataset, "1").identity() == DatasetSource(dataset, "1").identity()
     assert DatasetSource(dataset, "1").identity() != DatasetSource(dataset, "2").identity()
+    # Other data with the same version: their samples must not be mixed.
+    assert DatasetSource(Squares(11), "1").identity() != DatasetSource(dataset, "1").identity()
 
 
 def test_samples_of_an_image_folder_are_named_by_their_files() -> None:
