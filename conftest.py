@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.forkserver import _forkserver as forkserver
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def _workers() -> list[psutil.Process]:
     for pid in sorted(_descendants()):
         with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
             process = psutil.Process(pid)
-            if _is_alive(process) and _is_ours(_command(process)):
+            if _is_alive(process) and _is_ours(process):
                 workers.append(process)
     return workers
 
@@ -113,10 +114,14 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _is_ours(command: list[str]) -> bool:
+def _is_ours(process: psutil.Process) -> bool:
     """Whether a process is one of Penstock's. The server of ``tests.support.warm`` stays."""
-    words = " ".join(command)
-    return "penstock" in words and "from multiprocessing." not in words
+    if "penstock" not in (words := " ".join(_command(process))):
+        return False
+    # Its forks have the same command.
+    return "from multiprocessing." not in words or process.pid != getattr(
+        forkserver, "_forkserver_pid", None
+    )
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import penstock as ps
@@ -28,7 +27,7 @@ from penstock.keyed import Keys
 from penstock.loader import Loader
 from penstock.pipeline import Pipeline
 from penstock.stops.batch import Collate
-from tests.support.contract import epochs, noise, plain
+from tests.support.contract import epochs, kill_worker, noise, plain
 from tests.support.hostile import deadly, hanging
 
 
@@ -86,8 +85,7 @@ def test_a_killed_process_of_a_crew_loses_no_sample() -> None:
         for number, batch in enumerate(loader):
             seen.append(plain(batch))
             if number in (2, 9):
-                worker = pool_of(loader)._workers[number % 2]
-                psutil.Process(worker.process.pid).kill()
+                kill_worker(pool_of(loader), number % 2)
         stats = loader.stats()
     assert seen == expected
     assert stats.pool.restarts == 2

@@ -31,7 +31,9 @@ from penstock.errors import (
 )
 from penstock.loader import Loader
 from penstock.store import stale
-from tests.support.contract import noise, plain
+from tests.support.contract import kill_worker, noise, plain
+
+pytestmark = pytest.mark.usefixtures("real_programs")
 
 KINDS: list[dict[str, Any]] = [
     {"workers": 0},
@@ -41,10 +43,14 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def workers_of(loader: Loader) -> list[psutil.Process]:
+def pool_of(loader: Loader) -> ProcessPool:
     assert isinstance(loader._feed, Engine)
     assert isinstance(loader._feed.pool, ProcessPool)
-    workers = sorted(loader._feed.pool._workers.items())
+    return loader._feed.pool
+
+
+def workers_of(loader: Loader) -> list[psutil.Process]:
+    workers = sorted(pool_of(loader)._workers.items())
     return [psutil.Process(worker.process.pid) for _, worker in workers]
 
 
@@ -68,7 +74,7 @@ def test_a_killed_worker_loses_no_sample() -> None:
         for number, batch in enumerate(loader):
             seen.append(plain(batch))
             if number in (2, 9, 17):
-                workers_of(loader)[number % 2].kill()
+                kill_worker(pool_of(loader), number % 2)
         stats = loader.stats()
     assert seen == expected
     assert stats.pool.restarts == 3

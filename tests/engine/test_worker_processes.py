@@ -27,6 +27,8 @@ from penstock.errors import DeadlySampleError, PipelineError, WorkerError
 from penstock.loader import Loader
 from tests.support.hostile import deadly, hanging, in_a_worker, jitter, noted
 
+pytestmark = pytest.mark.usefixtures("real_programs")
+
 PATIENCE = 200.0
 """Seconds after which a test that waits for a process gives up. Nothing is measured by it."""
 

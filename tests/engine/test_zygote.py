@@ -22,6 +22,8 @@ from penstock.engine.pools.processes import ProcessPool
 from penstock.engine.pools.wire import Wire
 from penstock.loader import Loader
 
+pytestmark = pytest.mark.usefixtures("real_programs")
+
 PATIENCE = 60.0
 """Seconds after which a test that waits for a process gives up. Nothing is measured by it."""
 
@@ -38,6 +40,15 @@ def pids(loader: Loader) -> list[int]:
     """The process ids of the workers that have started."""
     workers = list(pool_of(loader)._workers.values())
     return [int(worker.process.pid or 0) for worker in workers if worker.ready]
+
+
+def all_pids(loader: Loader) -> list[int]:
+    """The process ids of all workers, as soon as all have started."""
+    give_up = time.monotonic() + PATIENCE
+    while len(found := pids(loader)) < len(pool_of(loader)._threads):
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
+    return found
 
 
 def zygote_of(loader: Loader) -> int:
@@ -105,7 +116,7 @@ def test_a_killed_zygote_is_replaced_with_its_workers(tmp_path: Path) -> None:
     with loader_of(Loaded(tmp_path)) as loader:
         epoch = iter(loader)
         seen = next(epoch).tolist()
-        first, workers = zygote_of(loader), pids(loader)
+        first, workers = zygote_of(loader), all_pids(loader)
         os.kill(first, signal.SIGKILL)
         for batch in epoch:
             seen += batch.tolist()
@@ -127,9 +138,9 @@ def test_a_stopped_zygote_does_not_hold_up_the_run(
     with loader_of(Loaded(tmp_path)) as loader:
         epoch = iter(loader)
         seen = next(epoch).tolist()
-        first = zygote_of(loader)
+        first, workers = zygote_of(loader), all_pids(loader)
         os.kill(first, signal.SIGSTOP)
-        for pid in pids(loader):
+        for pid in workers:
             os.kill(pid, signal.SIGKILL)
         for batch in epoch:
             seen += batch.tolist()

@@ -15,6 +15,7 @@ import pytest
 from penstock.node.client import request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
 from penstock.node.service import Service
+from tests.support.warm_programs import real_programs, warm_programs  # noqa: F401
 
 
 class Clock:

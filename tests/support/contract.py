@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import tempfile
 import time
 from functools import lru_cache
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import penstock as ps
+from penstock.engine.pools.processes import ProcessPool
 from penstock.loader import Loader
 from penstock.order import Order
 from penstock.pipeline import Pipeline
@@ -115,6 +118,23 @@ def epochs(pipeline: Pipeline, count: int, **options: Any) -> list[list[Any]]:
     """All batches of ``count`` epochs."""
     with pipeline.loader(**options) as loader:
         return [[plain(batch) for batch in loader] for _ in range(count)]
+
+
+def kill_worker(pool: ProcessPool, number: int) -> None:
+    """Kill a worker process that has started, and wait until another one is started for it.
+
+    Until a worker is forked, its process is that of the zygote, with which all workers end.
+    """
+    limit = time.monotonic() + 100
+    while (worker := pool._workers.get(number)) is None or not worker.ready:
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+    restarts, pid = pool.restarts, worker.process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    while pool.restarts == restarts:
+        assert time.monotonic() < limit
+        time.sleep(0.002)
 
 
 def store_of(loader: Loader) -> Any:

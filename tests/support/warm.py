@@ -15,17 +15,29 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 from penstock.inject.launch import SITE, VARIABLE
 from tests.support import SCRIPTS
 
-PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "penstock.torch.dataloader"]
-"""What the server imports; every optimizer imports ``torch._dynamo``."""
+PRELOADED = [
+    *("torch", "torch._dynamo", "torch.distributed", "penstock.torch.dataloader"),
+    *("tests.support.warm_programs", "penstock.engine.pools.zygote", "penstock.image"),
+    *("pytest", "hypothesis", "hypothesis.strategies", "pyarrow.parquet", "cv2"),
+]
+"""What the server imports; every optimizer imports ``torch._dynamo``, and worker programs import
+the modules of tests."""
 
 
 PENSTOCK = SCRIPTS / "penstock_in_forks.py"
+
+
+def server() -> ForkServerContext:
+    """The server, which is started with the first process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *PRELOADED])
+    return context
 
 
 def start(
@@ -40,9 +52,7 @@ def start(
     """A process that runs a script with these arguments and environment variables, and writes its
     standard error to a file. ``output``, ``given``: its standard output and input.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, *PRELOADED])
-    process = context.Process(
+    process = server().Process(
         target=run_here, args=(script, words, dict(variables), errors, output, given)
     )
     process.start()
