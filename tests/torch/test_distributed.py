@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -66,21 +67,27 @@ def run_ranks(script: str, place: Path, *, launched: bool = False, world: int = 
     """What each rank reports. ``launched``: the environment is that of torchrun."""
     program = place / "script.py"
     program.write_text(START + script)
-    processes = []
+    ranks = []
     for rank in range(world):
         variables = {"RANK": str(rank), "WORLD_SIZE": str(world)} if launched else {}
         words = [str(rank), str(world), str(place / "store"), str(place / f"out-{rank}")]
-        log = place / f"errors-{rank}"
-        processes.append(start(program, words, clean_environment(**variables), log))
+        ranks.append((words, clean_environment(**variables)))
+    run_all(program, ranks, place)
+    return [json.loads((place / f"out-{rank}").read_text()) for rank in range(world)]
+
+
+def run_all(program: Path, ranks: list[tuple[list[str], dict[str, str]]], place: Path) -> None:
+    """Run a program once for each of these arguments and environments, at the same time."""
+    logs = [place / f"errors-{rank}" for rank in range(len(ranks))]
+    processes = [start(program, *rank, log) for rank, log in zip(ranks, logs, strict=True)]
     try:
         for process in processes:
             process.join(500)
-        errors = "\n".join(path.read_text() for path in sorted(place.glob("errors-*")))
-        assert [process.exitcode for process in processes] == [0] * world, errors
+        errors = "\n".join(log.read_text() for log in logs)
+        assert [process.exitcode for process in processes] == [0] * len(ranks), errors
     finally:
         for process in processes:
             process.kill()
-    return [json.loads((place / f"out-{rank}").read_text()) for rank in range(world)]
 
 
 def assert_disjoint(parts: list[list[list[int]]]) -> None:
@@ -291,32 +298,58 @@ accelerator.end_training()
 """
 
 
-@pytest.mark.parametrize(
-    ("library", "script"), [("lightning", LIGHTNING), ("accelerate", ACCELERATE)]
-)
-def test_trainers_give_ranks_disjoint_parts(library: str, script: str, tmp_path: Path) -> None:
+def place_for(script: str, library: str, place: Path) -> tuple[Path, Path, dict[str, str]]:
+    """A program with this script, the stem of its output, and its environment."""
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    program, out = tmp_path / "train.py", tmp_path / "seen"
+    program, out = place / "train.py", place / "seen"
     program.write_text(script)
     # Lightning imports torchvision if it is installed.
-    (tmp_path / "sitecustomize.py").write_text(customization() or "")
-    path = os.pathsep.join([str(tmp_path), clean_environment()["PYTHONPATH"]])
-    variables = clean_environment(PYTHONPATH=path)
-    launcher: list[str] = []
-    if library == "accelerate":
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    (place / "sitecustomize.py").write_text(customization() or "")
+    path = os.pathsep.join([str(place), clean_environment()["PYTHONPATH"]])
+    return program, out, clean_environment(PYTHONPATH=path)
+
+
+def seen_by_ranks(out: Path) -> list[Any]:
+    return [json.loads(Path(f"{out}-{rank}").read_text()) for rank in range(2)]
+
+
+def skip_without(library: str, variables: dict[str, str]) -> None:
+    needed = [sys.executable, "-c", f"import {library}"]
+    if subprocess.run(needed, env=variables, capture_output=True, check=False).returncode:
+        pytest.skip(f"{library} cannot be imported here")
+
+
+def test_lightning_gives_ranks_disjoint_parts(tmp_path: Path) -> None:
+    program, out, variables = place_for(LIGHTNING, "lightning", tmp_path)
+    # It starts the second rank itself.
     done = subprocess.run(
-        [sys.executable, *launcher, str(program), str(out)],
+        [sys.executable, str(program), str(out)],
         env=variables,
         cwd=tmp_path,
         capture_output=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     if done.returncode:
-        needed = [sys.executable, "-c", f"import {library}"]
-        if subprocess.run(needed, env=variables, capture_output=True, check=False).returncode:
-            pytest.skip(f"{library} cannot be imported here")
+        skip_without("lightning", variables)
     assert done.returncode == 0, done.stderr.decode()
-    assert_disjoint([json.loads(Path(f"{out}-{rank}").read_text()) for rank in range(2)])
+    assert_disjoint(seen_by_ranks(out))
+
+
+def test_accelerate_gives_ranks_disjoint_parts(tmp_path: Path) -> None:
+    program, out, variables = place_for(ACCELERATE, "accelerate", tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    # What torchrun sets.
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    ranks = [
+        ([str(out)], {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
+    ]
+    try:
+        run_all(program, ranks, tmp_path)
+    except AssertionError:
+        skip_without("accelerate", variables)
+        raise
+    assert_disjoint(seen_by_ranks(out))
