@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import pickle
 import threading
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import penstock as ps
+from penstock.engine.pools.threads import ThreadPool
 from penstock.stats import BadSample, CacheStats, Held, Meter, PoolStats, Tally
 from penstock.watch.snapshot import from_json, to_json
 from tests.support.snapshots import FULL, STATS, snapshot
@@ -79,17 +81,21 @@ def test_the_progress_bar_shows_speed_and_waiting(width: int) -> None:
     assert "samples/s" in out.getvalue()
 
 
-def test_a_hung_thread_is_named_with_its_stack() -> None:
-    released = threading.Event()
+def test_a_hung_thread_is_named_with_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, released = threading.Event(), threading.Event()
+    # A clock that jumps when a thread hangs, however late that is.
+    clock = functools.partial(ThreadPool, clock=lambda: 1000.0 if hangs.is_set() else 0.0)
+    monkeypatch.setattr("penstock.engine.pools.choose.ThreadPool", clock)
 
     def hang(value: Any) -> Any:
+        hangs.set()
         released.wait(60)
         return value
 
     pipeline = ps.from_dataset(np.arange(16.0)).map(hang, random=False).batch(4)
     try:
-        with pipeline.loader(workers=2, kind="threads", shuffle=False, timeout=0.3) as loader:
-            with pytest.raises(ps.PenstockError, match=r"(?s)timeout of 0.3 s.*in hang"):
+        with pipeline.loader(workers=2, kind="threads", shuffle=False, timeout=60) as loader:
+            with pytest.raises(ps.PenstockError, match=r"(?s)timeout of 60 s.*in hang"):
                 list(loader)
             released.set()
     finally:
