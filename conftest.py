@@ -127,13 +127,14 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _is_ours(process: psutil.Process) -> bool:
-    """Whether a process is one of Penstock's. The server of ``tests.support.warm`` stays."""
-    if "penstock" not in (words := " ".join(_command(process))):
+    """Whether a process is one of Penstock's. The server of ``tests.support.warm`` stays, and what
+    Python itself starts beside it."""
+    words = " ".join(_command(process))
+    if "penstock" not in words or "from multiprocessing.resource_tracker" in words:
         return False
-    # Its forks have the same command.
-    return "from multiprocessing." not in words or process.pid != getattr(
-        forkserver, "_forkserver_pid", None
-    )
+    # Forks of the server have the same command as the server.
+    server = getattr(forkserver, "_forkserver_pid", None)
+    return "from multiprocessing.forkserver" not in words or process.pid != server
 
 
 def _command(process: psutil.Process) -> list[str]:
