@@ -164,7 +164,7 @@ def _cards(remedies: Sequence[Remedy], result: Result, *, best_first: bool = Fal
         said = [remedy.why[:1].upper() + remedy.why[1:], remedy.condition]
         why = "".join(f"<p>{escape(words)}</p>" for words in said if words)
         blocks = "".join(
-            f'<div class="code"><pre tabindex="0"><code>{escape(code)}</code></pre>'
+            f'<div class="code"><pre><code>{escape(code)}</code></pre>'
             '<button type="button" class="copy">Copy</button></div>'
             for code in (remedy.command, remedy.code)
             if code
@@ -373,7 +373,7 @@ p { margin: 0 0 8px }
 code, pre { font: 0.88rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",
   monospace }
 pre { margin: 0; padding: 12px 14px; background: var(--code); border: 1px solid var(--edge);
-  border-radius: 8px; overflow-x: auto; flex: 1; min-width: 0 }
+  border-radius: 8px; white-space: pre-wrap; overflow-wrap: anywhere; flex: 1; min-width: 0 }
 .tiles { display: grid; gap: 12px; margin: 22px 0 0; padding: 0;
   grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)) }
 .tile, .card, figure { background: var(--card); border: 1px solid var(--edge);

@@ -32,6 +32,7 @@ from penstock.diagnose.svg import (
     spread_apart,
     text_width,
 )
+from penstock.host.text import percent
 
 WIDTH, HEIGHT = 480, 290
 """Size of a plot. The page scales it, so that letters stay readable from a phone to a desk."""
@@ -100,7 +101,9 @@ def stack_plot(stacks: Sequence[Stack], samples: int) -> str:
             ("prep", "prep stall", stack.prep),
             ("fetch", "fetch stall", stack.fetch),
         ):
-            title = f"{stack.title}: {name} {_amount(seconds, unit)}, {seconds / stack.whole:.0%}"
+            title = (
+                f"{stack.title}: {name} {_amount(seconds, unit)}, {percent(seconds / stack.whole)}"
+            )
             left, right = field.x(begin), field.x(begin + seconds)
             if right - left > 0.3:
                 drawing.rect(left, y + 9, max(0.5, right - left - 1.5), 24, f"fill {kind}", title)
@@ -123,7 +126,7 @@ def bar_plot(bars: Sequence[Bar]) -> str:
     drawing = Drawing(WIDTH, bottom + 20)
     for number, bar in enumerate(bars):
         y = 18 + 40 * number
-        value = f"{bar.value:,.3g} ms · {bar.value / whole:.0%}"
+        value = f"{bar.value:,.3g} ms · {percent(bar.value / whole)}"
         _bar_heading(drawing, y, bar.name, value)
         title = f"{bar.name}: {value}{' (' + bar.detail + ')' if bar.detail else ''}"
         drawing.rect(LEFT, y + 6, max(1.0, scale(bar.value)), 13, "fill prep", title)
