@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import penstock as ps
 import penstock.torch
@@ -61,16 +63,24 @@ def pipelines(photos: Path) -> dict[str, Pipeline]:
 NAMES = ["crop and normalize", "rand_augment", "cache", "refurbish"]
 
 
-@pytest.fixture(params=["fake", "plain"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """More threads of torch would only wait for each other here."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more of them would only wait for each other here
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=["fake", "plain"])
+def device(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> Iterator[Device]:
     made: Any = FakeDevice() if request.param == "fake" else PlainDevice(torch.device("cpu"))
     monkeypatch.setattr(delivery, "make_device", lambda wanted, index: made)
     monkeypatch.setattr(shared_schedule, "FORESEES", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     yield made
-    torch.set_num_threads(threads)
     if isinstance(made, FakeDevice):
         made.close()
         assert made.faults == []
@@ -109,6 +119,63 @@ def test_the_device_makes_the_bits_of_the_compiled_kernel(
     if t:  # pictures that the CPU has to decode are the CPU's
         assert stats.samples > COUNT // 2
         assert stats.copied > 0
+
+
+class CountedMemory(TorchFunctionMode):  # type: ignore[misc]
+    """Counts the bytes of tensors that calls of torch return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_use = self.peak = 0
+        self._living: set[int] = set()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(one, torch.Tensor):
+                self._count(one.untyped_storage())
+        return made
+
+    def _count(self, storage: Any) -> None:
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key not in self._living:
+            self._living.add(key)
+            weakref.finalize(storage, self._free, key, nbytes)
+            self.in_use += nbytes
+            self.peak = max(self.peak, self.in_use)
+
+    def _free(self, key: int, nbytes: int) -> None:
+        self._living.discard(key)
+        self.in_use -= nbytes
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_temporary_memory_of_a_tiny_batch_is_bounded_by_its_pixels(
+    photos: Path, one_thread: None, name: str
+) -> None:
+    pipeline = pipelines(photos)[name]
+    work, source = image_work(pipeline.road(SEED)), pipeline.source
+    assert isinstance(work, ImageOnDevice)
+    files = source.file_samples()
+    assert files is not None
+
+    def pack(indices: list[int]) -> Any:
+        contents = [files.content(sample) for sample in source.read(indices)]
+        return work.pack(Keys(0, indices), contents, lambda nbytes: np.empty(nbytes, np.uint8))
+
+    indices = [index for index in range(COUNT) if pack([index]) is not None]
+    packed = pack(indices)
+    rows = torch.empty((len(indices), *work.program.shape))
+    rows = rows.to(torch.from_numpy(np.empty(0, work.program.dtype)).dtype)
+    buffer = torch.from_numpy(packed.buffer)
+    regions = packed.about.regions
+    pixels = 3 * int((regions[:, 2] * regions[:, 3]).sum()) + rows.numel()
+    with CountedMemory() as memory:
+        work.run(buffer, packed.about, rows)
+    # docs/device.md says so.
+    assert pixels < memory.peak <= 50 * pixels
 
 
 def test_files_are_sorted_by_their_bytes(photos: Path) -> None:
