@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -43,8 +43,11 @@ class ObjectFailure(Exception):
 class ObjectClient(Protocol):
     """Requests to one store. Raises ObjectFailure."""
 
-    async def get(self, wanted: WantedObject) -> Any:
-        """The bytes of an object or of a range of it, as a buffer."""
+    async def get(self, wanted: WantedObject, begins: Callable[[], None]) -> Any:
+        """The bytes of an object or of a range of it, as a buffer.
+
+        ``begins`` is called when the answer begins, if that is known.
+        """
 
     async def head(self, path: str) -> ListedObject:
         """Size and version of one object."""
@@ -94,12 +97,13 @@ class _Obstore:
         self._listable = address.scheme not in ("http", "https")
         self._root = address.root
 
-    async def get(self, wanted: WantedObject) -> Any:
+    async def get(self, wanted: WantedObject, begins: Callable[[], None]) -> Any:
         options: Any = None
         if wanted.start != UNKNOWN:
             options = {"range": (wanted.start, wanted.end)}
         try:
             result = await self._obstore.get_async(self._store, wanted.path, options=options)
+            begins()
             meta = result.meta
             check_version(wanted, int(meta["size"]), meta["e_tag"] or "")
             content = await result.bytes_async()
@@ -174,7 +178,7 @@ class _Fsspec:
     def _url(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    async def get(self, wanted: WantedObject) -> Any:
+    async def get(self, wanted: WantedObject, begins: Callable[[], None]) -> Any:
         start = None if wanted.start == UNKNOWN else wanted.start
         end = None if wanted.start == UNKNOWN else wanted.end
         content = await self._call(

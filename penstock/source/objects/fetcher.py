@@ -83,7 +83,8 @@ class Fetching:
         self._budget = budget
         self._window = Window(budget, requests)
         self._ranges = Neighbours(GAP, LONGEST)
-        self._hedging: dict[str, Hedging] = {}
+        self._hedging: dict[str, tuple[Hedging, Hedging]] = {}
+        """By store: when whole answers are late, and when their beginnings are."""
         self._numbers: dict[ObjectKey, int] = {}
         self._keys: dict[int, ObjectKey] = {}
         self._contents: dict[int, asyncio.Future[Any]] = {}
@@ -108,7 +109,7 @@ class Fetching:
         """
         if store not in self._clients:
             self._clients[store] = self._make(store.partition("#")[0], options)
-            self._hedging[store] = Hedging()
+            self._hedging[store] = (Hedging(), Hedging())
 
     def client(self, store: str) -> ObjectClient:
         """The client of a store that was opened."""
@@ -117,7 +118,7 @@ class Fetching:
     @property
     def repeated(self) -> int:
         """Requests that were late and made a second time."""
-        return sum(hedging.repeated for hedging in self._hedging.values())
+        return sum(whole.repeated for whole, _ in self._hedging.values())
 
     @property
     def bytes_held(self) -> int:
@@ -278,7 +279,7 @@ class Fetching:
         self.retries += 1
         return pause
 
-    def hedging(self, store: str) -> Hedging:
+    def hedging(self, store: str) -> tuple[Hedging, Hedging]:
         return self._hedging[store]
 
     def received(self, content: Any) -> None:
@@ -296,8 +297,10 @@ class _Request:
 
     def __init__(self, fetching: Fetching, store: str, wanted: WantedObject) -> None:
         self._loop = asyncio.get_running_loop()
-        self._fetching, self._root, self._wanted = fetching, store, wanted
-        self._hedging = fetching.hedging(store)
+        self._fetching, self._store, self._wanted = fetching, store, wanted
+        self._hedging, self._beginnings = fetching.hedging(store)
+        self._begun = False
+        """An answer has begun. Many that share the link take long in all, but begin in time."""
         self._running: set[asyncio.Task[Any]] = set()
         """Requests to the store that were not answered yet, or the pause before the next one."""
         self._timer: asyncio.TimerHandle | None = None
@@ -309,27 +312,35 @@ class _Request:
 
     def _begin(self) -> None:
         self._attempt += 1
+        self._begun = False
         self._watch(0.0)
         self._ask()
 
     def _watch(self, waited: float) -> None:
         """Look again when the request is late. The first requests begin before that is known."""
-        delay = self._hedging.delay()
+        delay = None if self._begun else self._beginnings.delay()
+        if delay is None:
+            delay = self._hedging.delay()
         if delay is None:
             delay = waited + UNMEASURED
         if delay >= LATEST:
             self._timer = self._loop.call_later(LATEST - waited, self._expired)
         elif delay > waited:
-            look = self._late if self._hedging.delay() is not None else self._watch
-            self._timer = self._loop.call_later(delay - waited, look, delay)
+            self._timer = self._loop.call_later(delay - waited, self._watch, delay)
         else:
             self._late(waited)
 
     def _ask(self) -> None:
         self._fetching.requests += 1
-        task = self._loop.create_task(self._fetching.client(self._root).get(self._wanted))
+        asked = self._fetching.clock()
+        begins = partial(self._begins, asked)
+        task = self._loop.create_task(self._fetching.client(self._store).get(self._wanted, begins))
         self._running.add(task)
-        task.add_done_callback(partial(self._answered, self._fetching.clock()))
+        task.add_done_callback(partial(self._answered, asked))
+
+    def _begins(self, asked: float) -> None:
+        self._begun = True
+        self._beginnings.record(self._fetching.clock() - asked)
 
     def _late(self, waited: float) -> None:
         self._timer = self._loop.call_later(LATEST - waited, self._expired)
@@ -346,7 +357,7 @@ class _Request:
 
     def _answered(self, asked: float, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
-        if task not in self._running:  # it was given up
+        if task not in self._running or self.answer.done():  # given up, or both at one moment
             return
         self._running.discard(task)
         if error is not None:

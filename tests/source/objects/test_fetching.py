@@ -33,7 +33,7 @@ class Memory:
         self.order: list[str] = []
         self.flying = self.most = 0
 
-    async def get(self, wanted: WantedObject) -> bytes:
+    async def get(self, wanted: WantedObject, begins: Callable[[], None]) -> bytes:
         self.asked[wanted.path] += 1
         self.order.append(wanted.path)
         self.flying += 1
@@ -177,6 +177,61 @@ def test_the_first_requests_are_made_again_too_when_it_is_known_what_late_is() -
     assert asyncio.run(run()) == [str(n).encode() for n in range(2 * Hedging.FEWEST)]
     assert store.asked["0"] == 2
     assert found.retries == 0
+
+
+def test_a_late_answer_is_noticed_while_all_others_take_long_to_arrive() -> None:
+    """They share a link: each begins at once, and arrives when all do."""
+    loaded = asyncio.Event()
+
+    class Shared(Memory):
+        async def get(self, wanted: WantedObject, begins: Callable[[], None]) -> bytes:
+            self.asked[wanted.path] += 1
+            if wanted.path == "late" and self.asked[wanted.path] == 1:
+                await asyncio.Event().wait()
+            begins()
+            if wanted.path == "late":
+                loaded.set()
+            await loaded.wait()
+            return wanted.path.encode()
+
+    store = Shared(at_once)
+    found = fetching(store)
+    before = [WantedObject(str(number)) for number in range(2 * Hedging.FEWEST)]
+
+    async def run() -> list[bytes]:
+        hedging, _ = found.hedging("s3://bucket")
+        for _ in range(Hedging.FEWEST - 1):  # so that one may be made a second time
+            hedging.record(0.0)
+        objects = [*before, WantedObject("late")]
+        return list(await asyncio.gather(*found.get_all("s3://bucket", objects)))
+
+    assert asyncio.run(run())[-1] == b"late"
+    assert store.asked["late"] == 2
+
+
+def test_both_requests_may_be_answered_at_one_moment() -> None:
+    complaints: list[Any] = []
+
+    async def run() -> bytes:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
+        both = asyncio.Event()
+
+        async def answered(path: str, request: int) -> bytes:
+            if path == "late":
+                if request == 2:
+                    asyncio.get_running_loop().call_soon(both.set)
+                await both.wait()
+            return path.encode()
+
+        found = fetching(Memory(answered))
+        for one in wanted(2 * Hedging.FEWEST):
+            await found.get("s3://bucket", one)
+        content = await found.get("s3://bucket", WantedObject("late"))
+        await asyncio.sleep(0)
+        return bytes(content)
+
+    assert asyncio.run(run()) == b"late"
+    assert complaints == []
 
 
 def test_a_request_that_is_never_answered_is_given_up_and_made_again(
