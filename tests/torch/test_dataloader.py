@@ -104,6 +104,7 @@ def test_batches_are_what_torch_delivers(kind: str, workers: Any) -> None:
     same(got, expected)
 
 
+@pytest.mark.usefixtures("real_programs")
 def test_batches_are_what_torch_delivers_from_worker_programs() -> None:
     dataset = Samples(lambda i: {kind: make(i) for kind, make in KINDS_OF_SAMPLES.items()})
     expected = list(TorchDataLoader(dataset, batch_size=5))
