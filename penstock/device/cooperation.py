@@ -282,7 +282,7 @@ class _MiniBatch:
         self.bytes += self.sizes[tiny]
 
 
-class _Rates(NamedTuple):
+class _ByteSeconds(NamedTuple):
     """Seconds for each byte of a tiny-batch, by the part of the work."""
 
     whole: float
@@ -404,7 +404,7 @@ class Cooperation:
                 )
         return None
 
-    def _rates(self) -> _Rates | None:
+    def _rates(self) -> _ByteSeconds | None:
         """The speeds of CPU and device, if they are to be used and known."""
         if not self.foresees:
             return None
@@ -412,7 +412,7 @@ class Cooperation:
         decode = self.worth.rate("decode") if self.exact else 0.0
         if whole is None or device is None or decode is None:
             return None
-        return _Rates(whole, decode, device)
+        return _ByteSeconds(whole, decode, device)
 
     def _reserved(self) -> int:
         """How many of the last tiny-batches of a mini-batch are the device's alone."""
@@ -450,7 +450,7 @@ class Cooperation:
         return None
 
     def _device_choice(
-        self, batch: int, opened: _MiniBatch, now: float, rates: _Rates | None
+        self, batch: int, opened: _MiniBatch, now: float, rates: _ByteSeconds | None
     ) -> int | None:
         """The place in ``waiting`` of the tiny-batch that the device should take next, if any.
 
@@ -478,7 +478,7 @@ class Cooperation:
                 return place
         return None
 
-    def _cpu_seconds(self, batch: int, now: float, rates: _Rates) -> float:
+    def _cpu_seconds(self, batch: int, now: float, rates: _ByteSeconds) -> float:
         """When the CPU would have finished a mini-batch if the device took no more of it."""
         seconds = 0.0
         for one, since in self._running.values():
@@ -489,7 +489,7 @@ class Cooperation:
         return (seconds + rates.whole * waiting) / self.workers
 
     def _soon(
-        self, batch: int, opened: _MiniBatch, now: float, rates: _Rates, place: int
+        self, batch: int, opened: _MiniBatch, now: float, rates: _ByteSeconds, place: int
     ) -> int | None:
         """``place``, or that of a smaller tiny-batch if the device would be idle before ``place``
         is decoded; ``None``: the device has enough to do.
@@ -509,7 +509,7 @@ class Cooperation:
             place -= 1
         return place
 
-    def _idle_at(self, now: float, rates: _Rates) -> float:
+    def _idle_at(self, now: float, rates: _ByteSeconds) -> float:
         """The seconds until the device has nothing to do."""
         idle, decoding = 0.0, []
         for one, since in self._running.values():
