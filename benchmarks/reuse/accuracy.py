@@ -97,11 +97,13 @@ class ReuseSetting:
             road = road.map(ps.image.rand_augment(2, 9))
         elif self.augment == "AutoAugment":
             road = road.map(ps.image.auto_augment("cifar10"))
-        final = [ps.image.random_crop(SIDE, padding=PADDING), ps.image.random_flip()]
-        for place in range(len(final) + 1):
-            if self.refurbish > 1 and len(final) - place == self.below:
+        for left, final in (
+            (2, ps.image.random_crop(SIDE, padding=PADDING)),
+            (1, ps.image.random_flip()),
+        ):
+            if self.refurbish > 1 and left == self.below:
                 road = road.refurbish(reuse=self.refurbish)
-            road = road if place == len(final) else road.map(final[place])
+            road = road.map(final)
         road = road.map(normalize())
         if self.echo > 1:
             road = road.echo(self.echo)
@@ -124,7 +126,7 @@ SETS: dict[str, tuple[ReuseSetting, ...]] = {
         STANDARD,
         ReuseSetting("reuse 3 above crop and flip", refurbish=3),
         ReuseSetting("reuse 3 above flip", refurbish=3, below=1),
-        ReuseSetting("reuse 3 below all", refurbish=3, below=0),
+        ReuseSetting("echo 3 below all", echo=3),  # refurbish must have a random map below it
     ),
     "auto_augment": (
         ReuseSetting("AutoAugment", "AutoAugment"),
