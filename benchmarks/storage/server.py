@@ -116,6 +116,8 @@ class ObjectServer:
         self._ready.set()
         self._loop.run_forever()
         server.close()
+        # asyncio complains of connections that are cancelled before they have begun.
+        self._loop.set_exception_handler(lambda loop, about: None)
         pending = asyncio.all_tasks(self._loop)
         for task in pending:
             task.cancel()
