@@ -119,6 +119,8 @@ class Engine:
         """The probe of the pending batch, if its sample is the first row of that batch."""
         self._any_thread = False
         """Workers may open batches, not only the thread of the training loop."""
+        self._most_ahead: int | None = None
+        """See ``Plan``."""
         self._to_open = False
         """Batches can be opened: the training loop has left it to the next worker."""
         self._all_opened = False
@@ -147,7 +149,13 @@ class Engine:
 
     # What the loader calls.
 
-    def start(self, batches: Iterator[BatchKeys], *, any_thread: bool = False) -> None:
+    def start(
+        self,
+        batches: Iterator[BatchKeys],
+        *,
+        any_thread: bool = False,
+        most_ahead: int | None = None,
+    ) -> None:
         """Prepare these batches from now on, and drop the batches that were open before."""
         with self._lock:
             self._drop_all()
@@ -156,7 +164,7 @@ class Engine:
                 lacking = self._keepers.lacking
                 batches = ReadAhead(batches, objects, lacking, far=any_thread)
             self._plan_batches(batches)
-            self._any_thread = any_thread
+            self._any_thread, self._most_ahead = any_thread, most_ahead
             self._failure = None
             self._idle = True
         if not self._started:
@@ -320,7 +328,7 @@ class Engine:
             self._slots.record_request(ready=batch is not None)
             if batch is None:
                 opened = self._open()
-            elif batch.error is not None:
+            elif batch.error is not None or self._most_ahead == 0:
                 opened = False
             elif self._any_thread:
                 self._to_open = True
@@ -493,6 +501,11 @@ class Engine:
     # Opening.
 
     def _depth(self) -> int:
+        """Batches that may be open at once."""
+        depth = self._usual_depth()
+        return depth if self._most_ahead is None else min(depth, max(1, self._most_ahead))
+
+    def _usual_depth(self) -> int:
         if self._prefetch is not None:
             return self._prefetch
         if self._layout is None:

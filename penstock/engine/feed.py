@@ -43,10 +43,17 @@ class Feed(Protocol):
     def restarts(self) -> int:
         """The number of workers, or nodes, that died and were replaced."""
 
-    def start(self, batches: Iterator[BatchKeys], *, any_thread: bool = False) -> None:
+    def start(
+        self,
+        batches: Iterator[BatchKeys],
+        *,
+        any_thread: bool = False,
+        most_ahead: int | None = None,
+    ) -> None:
         """Prepare these batches from now on, and drop the batches of an earlier call.
 
         ``any_thread``: other threads may iterate ``batches``, not only the caller of ``next``.
+        ``most_ahead``: see ``Plan``.
         """
 
     def next(self) -> Ready | None:

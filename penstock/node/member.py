@@ -159,7 +159,13 @@ class NodeFeed:
         """Join the group now, and not with the first request for a batch."""
         self._connected()
 
-    def start(self, batches: Iterator[BatchKeys], *, any_thread: bool = False) -> None:
+    def start(
+        self,
+        batches: Iterator[BatchKeys],
+        *,
+        any_thread: bool = False,
+        most_ahead: int | None = None,
+    ) -> None:
         """Ask for these batches from now on, and withdraw earlier requests."""
         self._starts += 1
         self._arrived.clear()

@@ -40,7 +40,13 @@ class RecutFeed:
     def restarts(self) -> int:
         return self._inner.restarts
 
-    def start(self, batches: Iterator[BatchKeys], *, any_thread: bool = False) -> None:
+    def start(
+        self,
+        batches: Iterator[BatchKeys],
+        *,
+        any_thread: bool = False,
+        most_ahead: int | None = None,
+    ) -> None:
         self._todo.clear()
         self._units.clear()
         self._inner.start(self._units_of(batches))

@@ -78,6 +78,9 @@ class Plan:
     key_epoch: int | None = None
     """What random choices are keyed by in place of the number of the epoch, for plans that follow
     a framework's own seeds."""
+    most_ahead: int | None = None
+    """Most batches that may be dealt and not be delivered yet; with 0, the next one is dealt when
+    the loop asks for it. ``None``: any number."""
 
     @property
     def ahead(self) -> bool:

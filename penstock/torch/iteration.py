@@ -152,8 +152,9 @@ class Iteration(_Loop):
         states = DrawnStates.now(self._drawing) if plan is not None and prepared.keyed else None
         indices, seed = self._drawing.begin(first)
         self._seed = prepared.seed = (prepared.seed or 0) if seed is None else seed
-        self._sampled = SamplerEpoch(indices, anywhere=self._drawing.anywhere)
-        ahead = self._drawing.ahead
+        ahead, most_ahead = self._drawing.ahead, self._drawing.most_ahead
+        anywhere = self._drawing.anywhere
+        self._sampled = SamplerEpoch(indices, ahead=most_ahead or 0, anywhere=anywhere)
         key = self._key_epoch = self._key(inner, first) if prepared.keyed else None
         if plan is not None:
             state = None

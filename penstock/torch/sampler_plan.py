@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from penstock.errors import PipelineError, StateError
 from penstock.keyed import preserved_globals
@@ -24,6 +31,11 @@ from penstock.order.deal import Occurrences
 from penstock.order.sampled import own_generator
 
 _END = object()
+
+DRAW_FIRST = (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler) + (
+    (list, tuple, range)
+)
+"""Samplers that draw random numbers only where their iteration begins, if at all."""
 
 
 class TorchDraws:
@@ -45,6 +57,18 @@ class TorchDraws:
     def ahead(self) -> int:
         """Batches that torch draws before it delivers the first."""
         return int((self._loader.prefetch_factor or 0) * self._loader.num_workers)
+
+    @property
+    def most_ahead(self) -> int | None:
+        """Most batches that the sampler may draw before they are delivered: as many as in torch.
+
+        ``None``: any number, because it draws from the script's generators only where it begins.
+        """
+        sampler: Any = self._loader._index_sampler
+        if type(sampler) is BatchSampler:
+            sampler = sampler.sampler
+        own = type(sampler) is RandomSampler and sampler.generator is None
+        return None if own or type(sampler) in DRAW_FIRST else self.ahead
 
     @property
     def plain(self) -> bool:
@@ -158,14 +182,16 @@ class SamplerEpoch:
 
     The sampler is not changed: it draws from the script's generators, as it does in torch. Drawn
     batches are kept until they are delivered, because torch's own iterator may have to continue the
-    epoch with the same batches. ``delivered``: number of batches delivered. ``anywhere``: see
-    ``TorchDraws``; then one thread may draw batches while another delivers them.
+    epoch with the same batches. ``delivered``: number of batches delivered. ``ahead``: how many
+    more are always drawn, as torch does for its workers. ``anywhere``: see ``TorchDraws``; then one
+    thread may draw batches while another delivers them.
     """
 
     def __init__(
-        self, iterator: Iterator[Any], delivered: int = 0, *, anywhere: bool = False
+        self, iterator: Iterator[Any], delivered: int = 0, ahead: int = 0, *, anywhere: bool = False
     ) -> None:
         self._iterator = iterator
+        self._ahead = ahead
         self._kept: deque[Any] = deque()
         self._ended = False
         self._lock = threading.RLock()
@@ -217,6 +243,7 @@ class SamplerEpoch:
             while self.delivered <= number and self._kept:
                 self._kept.popleft()
                 self.delivered += 1
+            self._draw(self._ahead - len(self._kept))
 
 
 def replay(drawing: TorchDraws, first: bool, states: DrawnStates, skip: int) -> Iterator[Any]:
@@ -290,6 +317,7 @@ class SamplerPlan(Plan):
     ) -> None:
         """Take the batches of this epoch from now on. ``state``: what a checkpoint needs."""
         self._epoch, self.key_epoch = epoch, key_epoch
+        self.most_ahead = None if self._drawing is None else self._drawing.most_ahead
         self._begun = None if state is None else (number, state)
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:

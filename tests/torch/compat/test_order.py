@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -18,6 +19,14 @@ from torch.utils.data import (
 from tests.torch.compat.datasets import Made, Stream, values
 
 DATA = Made()
+
+
+class LazyNumpy:
+    """Draws for each index, from NumPy."""
+
+    def __iter__(self) -> Any:
+        for _ in range(6):
+            yield int(np.random.randint(10))
 
 
 class Eager:
@@ -60,6 +69,8 @@ ORDERS: dict[str, Any] = {
     "tensor": lambda: {"sampler": torch.tensor([4, 2, 0]), "batch_size": 2},
     "eager": lambda: {"sampler": Eager(), "batch_size": 3},
     "lazy": lambda: {"sampler": Lazy(), "batch_size": 4},
+    "lazy, NumPy": lambda: {"sampler": LazyNumpy(), "batch_size": 2},
+    "lazy, single": lambda: {"sampler": Lazy(), "batch_size": None},
     "batch sampler": lambda: {"batch_sampler": BatchSampler(RandomSampler(DATA), 3, False)},
     "batches given": lambda: {"batch_sampler": [[1, 2], [3], [4, 5, 6]]},
     "single samples": lambda: {"batch_size": None},
@@ -70,6 +81,7 @@ ORDERS: dict[str, Any] = {
 
 def epochs(loader: Any, options: dict[str, Any], **more: Any) -> Any:
     """Two epochs, the first again after seeding, and the state of the script's generator."""
+    np.random.seed(0)
     made = loader(DATA, **options, **more)
     seen = [values(made), values(made)]
     torch.manual_seed(0)
@@ -85,7 +97,7 @@ def test_the_order_of_epochs_and_the_draws_are_torchs(order: str, loader: Any) -
     torch.manual_seed(0)
     seen, drawn = epochs(loader, ORDERS[order]())
     assert (seen, drawn) == expected
-    if order not in ("lazy", "random sampler"):
+    if not order.startswith("lazy") and order != "random sampler":
         assert seen[0] == seen[2]
 
 
@@ -99,6 +111,41 @@ def test_workers_do_not_change_the_order(order: str, persistent: bool, loader: A
     torch.manual_seed(0)
     made = loader(DATA, **ORDERS[order](), **more)
     assert [values(made), values(made)] == expected
+
+
+LATE = ["shuffle", "generator", "replacement", "lazy", "lazy, NumPy", "lazy, single"]
+
+
+def beside_a_loop(loader: Any, order: str, leave: bool, workers: int) -> Any:
+    """Batches and random numbers of a loop that draws too, and may be left."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    options = ORDERS[order]()
+    made, seen = loader(DATA, **options, num_workers=workers), []
+    for _ in range(2):
+        for number, batch in enumerate(made):
+            seen += [batch.tolist() if isinstance(batch, torch.Tensor) else batch]
+            seen += [torch.rand(1).item(), np.random.rand()]
+            if leave and number == 1:
+                break
+        if options.get("generator") is not None:
+            seen.append(options["generator"].get_state().tolist())
+    return seen
+
+
+@pytest.mark.parametrize("order", LATE)
+@pytest.mark.parametrize("leave", [False, True])
+def test_samplers_draw_between_the_draws_of_the_loop(order: str, leave: bool, loader: Any) -> None:
+    expected = beside_a_loop(torch.utils.data.DataLoader, order, leave, 0)
+    assert beside_a_loop(loader, order, leave, 0) == expected
+
+
+@pytest.mark.parametrize("order", ["generator", "lazy"])
+def test_with_workers_samplers_draw_as_far_ahead_as_in_torch(order: str, loader: Any) -> None:
+    if loader is torch.utils.data.DataLoader:
+        pytest.skip("torch says what is right")
+    expected = beside_a_loop(torch.utils.data.DataLoader, order, True, 1)
+    assert beside_a_loop(loader, order, True, 1) == expected
 
 
 def _torch_draws(options: dict[str, Any], persistent: bool) -> Any:
