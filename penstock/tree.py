@@ -6,8 +6,10 @@ arrays of a whole batch, tensors, specs.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -75,11 +77,14 @@ def each_leaf(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def same_mapping(like: Any, children: dict[Any, Any]) -> Any:
-    """A mapping of the same class, or a plain dict if its class cannot be made of a dict."""
-    try:
+    """A mapping of the same class, or a plain dict if that cannot be made."""
+    with suppress(TypeError):
         return type(like)(children)
-    except TypeError:
-        return children
+    with suppress(TypeError):
+        made = copy.copy(like)  # of a defaultdict
+        made.update(children)
+        return made
+    return children
 
 
 def leaves_like(value: Any, skeleton: Any) -> list[Any]:
@@ -122,6 +127,8 @@ def _remake(like: Any, children: Any) -> Any:
         return children
     if is_namedtuple(like):
         return kind(*children)
+    if isinstance(like, Mapping):
+        return same_mapping(like, children)
     try:
         return kind(children)
     except TypeError:

@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,9 @@ class DatasetSource(Source):
     that is called instead. ``threadsafe``: several threads may read it at once; by default true
     for lists, tuples and arrays only. ``random``: it may draw from the global random generators;
     by default true, except for lists, tuples, ranges, arrays, and datasets of torch and Hugging
-    Face that only hold data.
+    Face that only hold data. ``calls``: ``__getitems__`` gets the indices of some samples of a
+    batch (``"groups"``); those of a whole batch, and may return anything that the collate function
+    takes, as in torch's DataLoader (``"batches"``); or is not called (``"none"``).
 
     >>> DatasetSource(["a", "b", "c"]).read([2, 0])
     ['c', 'a']
@@ -35,6 +37,7 @@ class DatasetSource(Source):
         *,
         threadsafe: bool | None = None,
         random: bool | None = None,
+        calls: Literal["groups", "batches", "none"] = "groups",
     ) -> None:
         _check(dataset)
         if len(dataset) == 0:
@@ -43,16 +46,18 @@ class DatasetSource(Source):
         self._version = version
         if threadsafe is None:
             threadsafe = isinstance(dataset, np.ndarray) or type(dataset) in (list, tuple)
-        self.random = not _holds_data(dataset) if random is None else random
+        self.random = not holds_data(dataset) if random is None else random
         # Class variables in Source; here they depend on the dataset.
         self.__dict__["threadsafe"] = threadsafe
+        self.__dict__["together"] = calls == "batches"
+        self._calls = calls
         self.__dict__["runs_user_code"] = type(dataset) not in (np.ndarray, list, tuple, range)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        getitems = getattr(self.dataset, "__getitems__", None)
+        getitems = None if self._calls == "none" else getattr(self.dataset, "__getitems__", None)
         if getitems is None:
             dataset = self.dataset
             return [dataset[int(index)] for index in indices]
@@ -64,8 +69,11 @@ class DatasetSource(Source):
             )
         return samples
 
+    def read_together(self, indices: list[int]) -> Any:
+        return self.dataset.__getitems__(indices)
+
     def reader(self) -> Callable[[int], Any]:
-        if hasattr(self.dataset, "__getitems__"):
+        if self._calls != "none" and hasattr(self.dataset, "__getitems__"):
             return super().reader()
         return partial(operator.getitem, self.dataset)
 
@@ -104,7 +112,7 @@ def is_iterable_dataset(dataset: object) -> bool:
     return kind is not None and isinstance(dataset, kind)
 
 
-def _holds_data(dataset: Any) -> bool:
+def holds_data(dataset: Any) -> bool:
     """Whether it is known to only hold data: reading it runs no code of the user."""
     kind = type(dataset)
     if isinstance(dataset, np.ndarray) or kind in (list, tuple, range):

@@ -94,6 +94,8 @@ class Source:
     """Samples can be asked for by index. A stream's cannot."""
     runs_user_code: ClassVar[bool] = True
     """Reading may run code that is not Penstock's, and so open files by relative paths."""
+    together: ClassVar[bool] = False
+    """All samples of a batch are read by one call of ``read_together``."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -108,6 +110,10 @@ class Source:
         if listing is None or not len(listing):
             return ""
         return os.path.commonpath([os.path.abspath(listing.path(i)) for i in listing.sample()])
+
+    def read_together(self, indices: list[int]) -> Any:
+        """All samples of a batch, in the form that its collate function takes."""
+        return self.read(indices)
 
     def reader(self) -> Callable[[int], Any]:
         """A function that reads the sample at one index."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.keyed import Keyed, Keys, SeededCalls, watched_globals
+from penstock.keyed import Keyed, Keys, SeededCalls, seed_globals, watched_globals
 from penstock.source.source import Source
 from penstock.stats import Clock, Tally
 from penstock.stops.stop import Rows, StageFailure, Step, StepContext, Stop, Upstream, names_of
@@ -88,6 +88,19 @@ class OpenRoad:
         self.context.tally.clear()
         self.context.offers.clear()
         self.rows.clear()
+
+    def read_together(self, keys: Keys) -> Any:
+        """What the source returns for all samples of a batch. Raises StageFailure."""
+        source, tally, started = self.road.source, self.context.tally, self._clock()
+        try:
+            if draws_globally(source):
+                seed_globals(Keyed(self.road.seed, SOURCE).at(next(iter(keys))))
+            samples = source.read_together(keys.indices)
+        except Exception as error:
+            raise StageFailure(SOURCE, keys.indices[0]) from error
+        tally.seconds[0] += self._clock() - started
+        tally.samples[0] += len(keys)
+        return samples
 
     def _timed(
         self, number: int, step: Step, upstream: Upstream, span: tuple[int, int] | None

@@ -42,7 +42,14 @@ from penstock.stops.batch import Collate
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.accelerate import integrate, remember
 from penstock.torch.batches import Tensors
-from penstock.torch.dataset import EchoPlace, ReuseOptions, add_echo, build_pipeline, refuse
+from penstock.torch.dataset import (
+    EchoPlace,
+    ReuseOptions,
+    add_echo,
+    build_pipeline,
+    reads_together,
+    refuse,
+)
 from penstock.torch.delivering import delivering
 from penstock.torch.failed_sample import of_both_kinds
 from penstock.torch.iteration import Iteration, OwnOrder, torch_iterator
@@ -394,6 +401,14 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             echo_at=self.echo_at,
             echo_window=self.echo_window,
         )
+        single = not self._auto_collation
+        staged = (self.cache, self.reuse, self.echo, self.share, self.partial, self.final)
+        as_torch = (
+            self.on_error == "raise"
+            and not (streaming or any(value is not None for value in staged))
+            and reads_together(self.dataset)
+        )
+        together = as_torch and not single
         pipeline = build_pipeline(
             self.dataset,
             cache=self.cache,
@@ -401,14 +416,16 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             random=self.random,
             native=self.native,
             whole=worker_init_fn is not None,
+            calls="batches" if together else "none" if as_torch else "groups",
             options=reuse_options,
         )
-        single = not self._auto_collation
         collate: Collate | None = None
         if single:
             collate = _Single(collate_fn)
         elif collate_fn is not default_collate:
             collate = collate_fn
+        elif together:
+            collate = fallback_collate
         # None: single samples, or a batch_sampler, which decides the size of each batch.
         size = 1 if self.batch_size is None else self.batch_size
         pipeline = pipeline.batch(size, drop_last=self.drop_last, collate=collate)

@@ -15,12 +15,28 @@ from penstock.keyed import preserved_globals
 from penstock.operation import Operation
 from penstock.options import is_whole
 from penstock.pipeline import Pipeline, from_dataset
+from penstock.source.dataset import DatasetSource, holds_data
 from penstock.stops.map import make_map
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.image_folder import MapArguments, list_transforms, take_apart
 
 EchoPlace = Literal["sample", "augmented", "batch"]
 """Where samples are repeated: before the augmentation, after it, or as whole batches."""
+
+
+def reads_together(dataset: Any) -> bool:
+    """Whether a dataset reads all samples of a batch in one call, by code of the user.
+
+    Then these samples may depend on each other: a tokenizer pads them to one length.
+    """
+    kind = type(dataset)
+    where = f"{kind.__module__}.{kind.__qualname__}"
+    if where == "torch.utils.data.dataset.Subset":
+        return reads_together(dataset.dataset)
+    if where == "torch.utils.data.dataset.StackDataset":
+        inner = dataset.datasets
+        return any(map(reads_together, inner.values() if isinstance(inner, dict) else inner))
+    return bool(getattr(dataset, "__getitems__", None)) and not holds_data(dataset)
 
 
 def refuse(why: str, code: ErrorCode | None = None) -> NoReturn:
@@ -108,13 +124,16 @@ def build_pipeline(
     random: bool | None,
     native: bool,
     whole: bool,
+    calls: Literal["groups", "batches", "none"],
     options: ReuseOptions,
 ) -> Pipeline:
     """The pipeline of a dataset, down to the stage above ``batch``.
 
     ``native``: use operations of ``penstock.image`` for the transforms of an ImageFolder.
-    ``whole``: do not take an ImageFolder apart.
+    ``whole``: do not take an ImageFolder apart. ``calls``: see ``DatasetSource``.
     """
+    if calls != "groups":
+        return Pipeline(DatasetSource(dataset, random=random, calls=calls))
     folder = None if whole else take_apart(dataset, native)
     maps: list[MapArguments] = []
     final = 0  # how many of the maps run every time that a sample is used

@@ -32,8 +32,9 @@ from penstock.order.sampled import own_generator
 
 _END = object()
 
-DRAW_FIRST = (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler) + (
-    (list, tuple, range)
+DRAW_FIRST = (
+    *(SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
+    *(list, tuple, range),
 )
 """Samplers that draw random numbers only where their iteration begins, if at all."""
 

@@ -328,11 +328,30 @@ class Runner:
         report = self._begin()
         started = self._clock()
         with scope_of(self.work.road, own_process=self.info.process):
+            if self.work.road.source.together:
+                batch = self._collate(self._together(keys), keys, report)
+                return batch, self._end(report, len(keys), len(keys), started)
             samples = []
             for at in range(len(keys)):
                 samples.extend(self._samples(keys.cut(at, 1), report, at))
             batch = self._collate(samples, keys, report) if samples else None
         return batch, self._end(report, len(samples), len(keys), started)
+
+    def _together(self, keys: Keys) -> Any:
+        """What the source returns for all samples of a batch."""
+        try:
+            return self._road.read_together(keys)
+        except StageFailure as failure:
+            cause, index = failure.__cause__, keys.indices[0]
+            raise SampleError(
+                f"the batch that begins with {self._name(index)} (index {index}) failed in "
+                f"{failure.stage}: {type(cause).__name__}: {cause}. Its {len(keys)} samples were "
+                "read by one call of __getitems__.",
+                index=index,
+                name=self._name(index),
+                stage=failure.stage,
+                details="".join(traceback.format_exception(cause)) if cause is not None else "",
+            ) from cause
 
     def probe(self, keys: Keys, first: int = 0) -> tuple[Layout | None, TaskReport]:
         """Prepare the first sample that works, to learn the layout of batches.
@@ -570,7 +589,7 @@ class Runner:
     def _name(self, index: int) -> str:
         return sample_name(self.work.road, index)
 
-    def _collate(self, samples: list[Any], keys: Keys, report: TaskReport) -> Any:
+    def _collate(self, samples: Any, keys: Keys, report: TaskReport) -> Any:
         collate = self.work.collate or self.work.fallback
         try:
             return collate(samples)
@@ -592,13 +611,20 @@ class Runner:
             index = keys.indices[0] if len(keys) else -1
             raise SampleError(
                 f"collate failed on the batch that begins with {self._name(index)} "
-                f"(index {index}): {type(error).__name__}: {error}. It was called with a list of "
-                f"{len(samples)} samples.",
+                f"(index {index}): {type(error).__name__}: {error}. It was called with "
+                f"{_described(samples)}.",
                 index=index,
                 name=self._name(index),
                 stage="collate",
                 details=traceback.format_exc(),
             ) from error
+
+
+def _described(samples: Any) -> str:
+    """What a collate function was called with, for messages."""
+    if type(samples) is list:
+        return f"a list of {len(samples)} samples"
+    return f"the {type(samples).__name__} that __getitems__ returned"
 
 
 def _longer(tally: Tally, stages: int, report: TaskReport) -> list[Any]:

@@ -117,9 +117,61 @@ def test_a_dataset_without_a_length_with_a_sampler(loader: Any) -> None:
     assert values(loader(Endless(), sampler=[3, 100])) == [[6], [200]]
 
 
-def test_several_samples_read_at_once(loader: Any) -> None:
-    class AtOnce(Made):
-        def __getitems__(self, indices: list[int]) -> list[int]:
-            return [index + 100 for index in indices]
+class Recorded(Made):
+    """Reads whole batches, and keeps what it was asked for."""
 
-    assert values(loader(AtOnce(n=3), batch_size=2)) == [[100, 101], [102]]
+    def __init__(self, n: int, give: Any) -> None:
+        super().__init__(n=n)
+        self.give = give
+        self.asked: list[list[int]] = []
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        self.asked.append(list(indices))
+        return self.give(indices)
+
+
+GIVEN: dict[str, tuple[Any, Any]] = {
+    "a list": (lambda indices: [index + 100 for index in indices], None),
+    "a dict": (lambda indices: {"x": torch.tensor(indices)}, lambda batch: batch),
+    "fewer": (lambda indices: [index for index in indices if index % 2], None),
+    "padded together": (lambda indices: [torch.ones(max(indices)) for _ in indices], None),
+    "random": (lambda indices: [len(indices)] * len(torch.rand(len(indices))), None),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("subset", [False, True])
+def test_datasets_that_read_whole_batches(given: str, subset: bool, loader: Any) -> None:
+    give, collate = GIVEN[given]
+    data = Recorded(8, give)
+    part = Subset(data, [5, 3, 2, 6, 7]) if subset else data
+    seen = list(loader(part, batch_size=3, collate_fn=collate))
+    expected = [[5, 3, 2], [6, 7]] if subset else [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert data.asked == expected
+    collate = collate or torch.utils.data.default_collate
+    assert plain(seen) == plain([collate(give(batch)) for batch in expected])
+
+
+def test_datasets_that_read_whole_batches_in_workers(loader: Any) -> None:
+    data = Recorded(5, lambda indices: {"x": torch.tensor(indices)})
+    made = loader(data, batch_size=3, num_workers=1, collate_fn=lambda batch: batch)
+    assert values(made) == [{"x": [0, 1, 2]}, {"x": [3, 4]}]
+
+
+def test_single_samples_of_a_dataset_that_reads_whole_batches(loader: Any) -> None:
+    data = Recorded(3, None)
+    assert list(loader(data, batch_size=None)) == [0.0, 1.0, 2.0]
+    assert data.asked == []
+
+
+def test_an_exception_where_a_whole_batch_is_read(loader: Any) -> None:
+    def give(indices: list[int]) -> list[int]:
+        if 2 in indices:
+            raise FileNotFoundError(2, "no such file", "x.jpg")
+        return indices
+
+    epoch = iter(loader(Recorded(6, give), batch_size=2))
+    assert next(epoch).tolist() == [0, 1]
+    with pytest.raises(FileNotFoundError):
+        next(epoch)
+    assert values(epoch) == [[4, 5]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ SAMPLES: dict[str, Any] = {
     "list": lambda i: [i, float(i)],
     "dict": lambda i: {"x": torch.ones(1) * i, "n": i},
     "ordered dict": lambda i: OrderedDict(b=i, a=float(i)),
+    "default dict": lambda i: defaultdict(list, x=torch.ones(1) * i),
+    "user dict": lambda i: UserDict(x=i),
     "named tuple": lambda i: Point(torch.ones(1), i),
     "tuple with text": lambda i: (i, str(i), b"b"),
     "dict with text": lambda i: {"s": str(i), "t": (str(i), i)},
@@ -58,7 +61,7 @@ def same(one: Any, other: Any) -> None:
     if isinstance(one, torch.Tensor):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
-    elif isinstance(one, dict):
+    elif isinstance(one, Mapping):
         assert list(one) == list(other)
         for key in one:
             same(one[key], other[key])
