@@ -220,6 +220,8 @@ class Runner:
         self._seeded: Any = None
         """The states of the global generators where the stream was opened."""
         self._spare: SpareGenerators | None = None
+        self._kept: tuple[Keys, list[Any]] | None = None
+        """Samples that a task has prepared and not used."""
         self._copies = stream_copies_of(work.road.stops, info.seed)
         self._stops_draw = any(stop.global_random for stop in work.road.stops)
 
@@ -266,13 +268,20 @@ class Runner:
             cost, reading = min(self._recent, default=(0.0, 0.0))
             trial = self._tasks % RECENT == 1
             self._tasks += 1
+            kept = self._kept_samples(keys)
             while at < len(keys):
                 group = group_size(
                     cost, reading, self._preferred_group, len(keys) - at, trial=trial
                 )
+                group = len(keys) if kept else group
                 self._road.rows.aim(columns, layout.skeleton, row)
-                samples = self._samples(keys.cut(at, group), report, at)
-                _write(samples, columns, layout, row, report, self._road.rows.given)
+                samples = kept or self._samples(keys.cut(at, group), report, at)
+                try:
+                    _write(samples, columns, layout, row, report, self._road.rows.given)
+                except LayoutChanged:
+                    if len(samples) == len(keys):
+                        self._keep(keys, samples)
+                    raise
                 self._road.rows.clear()
                 row += len(samples)
                 at += group
@@ -331,8 +340,8 @@ class Runner:
             if self.work.road.source.together:
                 batch = self._collate(self._together(keys), keys, report)
                 return batch, self._end(report, len(keys), len(keys), started)
-            samples = []
-            for at in range(len(keys)):
+            samples = self._kept_samples(keys) or []
+            for at in range(len(samples), len(keys)):
                 samples.extend(self._samples(keys.cut(at, 1), report, at))
             batch = self._collate(samples, keys, report) if samples else None
         return batch, self._end(report, len(samples), len(keys), started)
@@ -378,6 +387,8 @@ class Runner:
                     report.taken = 1
                     if becomes_row and place == 0 and layout is not None and not trial.bad:
                         report.objects = _leaves(samples[0])
+                    elif len(keys) == 1 and not trial.bad:
+                        self._keep(keys, samples)
                     break
         self._end(report, 1 if report.objects else 0, 0, started)
         report.offers += put
@@ -417,6 +428,19 @@ class Runner:
         self._end(report, len(samples), taken, started)
         report.taken = taken
         return batch, report
+
+    def _keep(self, keys: Keys, samples: list[Any]) -> None:
+        """Keep samples for the next task, which is likely to need them again.
+
+        Not where stages keep samples: they would miss these.
+        """
+        if not self.work.road.holds:
+            self._kept = keys, samples
+
+    def _kept_samples(self, keys: Keys) -> list[Any] | None:
+        """The samples that were kept, if they are those of these keys."""
+        kept, self._kept = self._kept, None
+        return kept[1] if kept is not None and list(kept[0]) == list(keys) else None
 
     def _stream_state(self, source: StreamSource) -> bytes | None:
         """The packed state of the stream, and of the global generators if it has drawn.

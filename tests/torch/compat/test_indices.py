@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import numpy as np
@@ -175,3 +176,38 @@ def test_an_exception_where_a_whole_batch_is_read(loader: Any) -> None:
     with pytest.raises(FileNotFoundError):
         next(epoch)
     assert values(epoch) == [[4, 5]]
+
+
+ODD: dict[str, Any] = {
+    "one size": lambda i: torch.ones(2),
+    "own sizes": lambda i: torch.ones(i + 1),
+    "two sizes": lambda i: torch.ones(2 + i // 20),
+    "two types": lambda i: float(i) if i % 5 else i,
+    "a field more": lambda i: {"x": 1.0} if i < 20 else {"x": 1.0, "y": i},
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_each_sample_is_read_once_where_it_is_needed(kind: str, loader: Any) -> None:
+    events: list[Any] = []
+
+    def make(index: int) -> Any:
+        events.append(index)
+        return ODD[kind](index)
+
+    for _ in loader(Made(make, 40)):
+        events.append("batch")
+    assert events == [event for index in range(40) for event in (index, "batch")]
+
+
+@pytest.mark.parametrize("kind", ["own sizes", "two types"])
+def test_workers_read_samples_of_many_sizes_once(kind: str, loader: Any) -> None:
+    reads = multiprocessing.Value("i", 0)
+
+    def make(index: int) -> Any:
+        with reads.get_lock():
+            reads.value += 1
+        return ODD[kind](index)
+
+    assert len(list(loader(Made(make, 80), num_workers=1))) == 80
+    assert 80 <= reads.value < 100  # the first ones may be read again
