@@ -296,9 +296,10 @@ class Builder:
         """Make our loader deliver the batches that the script's own sampler draws."""
         from penstock.torch.sampler_plan import SamplerPlan
 
+        inner = ours._loader  # an error if only torch's own iterator can read the dataset
         sampler = loader._index_sampler
         # Echo spreads copies over an epoch, so it must know the length of the epoch.
         total = (lambda: len(sampler)) if echoes else None
         plan = SamplerPlan(len(loader.dataset), not loader._auto_collation, total)
-        ours._loader = ours._loader.remade(plan=lambda *_: plan)
+        ours._loader = inner.remade(plan=lambda *_: plan)
         return plan

@@ -160,7 +160,7 @@ class Iteration(_Loop):
             state = None
             if states is not None:
                 state = {**states.state, "seed": self._seed, "first": first}
-            plan.begin(self._sampled, inner.epoch, key, state)
+            plan.begin(self._sampled, inner.epoch, key, state, self._drawing.most_ahead)
         elif not prepared.stream:
             # The order is Penstock's, but the script's generators must advance as in torch.
             ahead = max(1, ahead)
@@ -182,7 +182,8 @@ class Iteration(_Loop):
         plan, inner = self._prepared.plan, self._prepared.inner
         if plan is not None and self._sampled is not None:
             plan.resumed = None
-            plan.begin(self._sampled, inner.epoch, self._key_epoch)
+            most_ahead = self._drawing.most_ahead
+            plan.begin(self._sampled, inner.epoch, self._key_epoch, most_ahead=most_ahead)
         self._turn = self._prepared.turn
 
     def __next__(self) -> Any:

@@ -315,10 +315,14 @@ class SamplerPlan(Plan):
         number: int = 0,
         key_epoch: int | None = None,
         state: dict[str, Any] | None = None,
+        most_ahead: int | None = None,
     ) -> None:
-        """Take the batches of this epoch from now on. ``state``: what a checkpoint needs."""
+        """Take the batches of this epoch from now on. ``state``: what a checkpoint needs.
+
+        ``most_ahead``: see ``TorchDraws``. An echo needs to know more batches than that.
+        """
         self._epoch, self.key_epoch = epoch, key_epoch
-        self.most_ahead = None if self._drawing is None else self._drawing.most_ahead
+        self.most_ahead = None if self._total is not None else most_ahead
         self._begun = None if state is None else (number, state)
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:

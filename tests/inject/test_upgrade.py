@@ -173,6 +173,29 @@ def test_batches_and_generators_are_those_of_torch(
     assert [line for line in messages if STAY.get(name, "stays") in line] == messages[1:]
 
 
+def test_a_loop_that_is_left_has_drawn_as_in_torch(install: Install) -> None:
+    def left() -> Any:
+        loader = LOADERS["generator"]()
+        next(iter(loader))
+        return loader.generator.get_state().tolist()
+
+    wanted = left()
+    install()
+    assert left() == wanted
+
+
+def test_a_dataset_without_a_length_stays_with_torch(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Endless(Dataset):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    install()
+    assert [batch.tolist() for batch in DataLoader(Endless(), sampler=[3, 100])] == [[3], [100]]
+    assert "Endless has no length" in capfd.readouterr().err
+
+
 def test_two_loops_at_once_both_get_everything(install: Install) -> None:
     make = LOADERS["shuffle"]
     torch.manual_seed(0)
