@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, ClassVar
@@ -49,12 +51,17 @@ class StreamSource(Source):
         self._version = version
         self._iterator: Any = None
         self._resumed = False
+        self._unread: list[Any] = []
+        """A copy of the dataset as it was before it was first iterated. Copies of this source, one
+        for each worker, share the list."""
 
     def open(self, skip: int = 0, state: Mapping[str, Any] | None = None) -> Iterator[Any]:
         """A new iterator over the samples, without the first ``skip``.
 
         ``state``: what ``state`` returned, to begin after the sample that was the last one then.
         """
+        if not self._unread:
+            self._unread.append(_copied(self.dataset))
         self._restore_dataset(state)
         if hasattr(self.dataset, "__iter__"):
             samples = iter(self.dataset)
@@ -135,12 +142,32 @@ class StreamSource(Source):
         if self._version is None and _is_stateful(self.dataset):
             # Its attributes have its position, so only its class says which data it is.
             return fingerprint(("stateful dataset", type(self.dataset)))
-        return identity_of(self.dataset, self._version)
+        # A dataset without a state may keep its position in attributes.
+        return identity_of(self._unread[0] if self._unread else self.dataset, self._version)
 
     def _kind(self) -> str:
         if hasattr(self.dataset, "__iter__"):
             return type(self.dataset).__name__
         return str(getattr(self.dataset, "__qualname__", type(self.dataset).__name__))
+
+
+_SMALL = 1000
+"""Lists and dicts of a dataset are copied up to this length."""
+
+
+def _copied(dataset: Any) -> Any:
+    """A copy of a dataset with its attributes, for its fingerprint; itself where there is none."""
+    kind, attributes = type(dataset), getattr(dataset, "__dict__", None)
+    if not isinstance(attributes, dict) or hasattr(kind, "__del__"):
+        return dataset
+    try:
+        made = object.__new__(kind)
+    except TypeError:
+        return dataset
+    for name, value in attributes.items():
+        small = type(value) in (list, dict, set, deque) and len(value) <= _SMALL
+        made.__dict__[name] = copy.copy(value) if small else value
+    return made
 
 
 def _is_stateful(thing: Any) -> bool:

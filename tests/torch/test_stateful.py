@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from penstock.errors import StateError
 from penstock.torch import DataLoader
 from tests.torch.compat.datasets import values
 
@@ -131,3 +132,29 @@ def test_hugging_face_streams_resume_in_mid_epoch(
     assert seen(resumed) == rest
     # The next epoch is whole, although nobody has called set_epoch.
     assert sorted(number for batch in seen(resumed) for number in batch) == list(range(24))
+
+
+class Keeps(IterableDataset[int]):  # type: ignore[misc]
+    """Keeps its position in itself, and has no state that it could save."""
+
+    def __init__(self, n: int = 6) -> None:
+        self.n, self.at, self.read = n, 0, list[int]()
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.n:
+            self.read.append(self.at)
+            self.at += 1
+            yield self.at
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_keeps_its_position_in_itself_resumes(workers: int) -> None:
+    loader = DataLoader(Keeps(), batch_size=2, num_workers=workers)
+    epoch = iter(loader)
+    assert next(epoch).tolist() == [1, 2]
+    state = loader.state_dict()
+    resumed = DataLoader(Keeps(), batch_size=2, num_workers=workers)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == [[3, 4], [5, 6]]
+    with pytest.raises(StateError, match="the data is not the same"):
+        DataLoader(Keeps(7), batch_size=2).load_state_dict(state)
