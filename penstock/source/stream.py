@@ -116,9 +116,9 @@ class StreamSource(Source):
     def state(self) -> dict[str, Any] | None:
         """The states of the dataset and of the open iterator; ``None`` if they have none."""
         found = {}
-        if _is_stateful(self._iterator):
+        if is_stateful(self._iterator):
             found["iterator"] = self._iterator.state_dict()
-        if _is_stateful(self.dataset) and self._iterator is not self.dataset:
+        if is_stateful(self.dataset) and self._iterator is not self.dataset:
             found["dataset"] = self.dataset.state_dict()
         return {name: state for name, state in found.items() if state is not None} or None
 
@@ -139,7 +139,7 @@ class StreamSource(Source):
         return f"sample {index} of {self._kind()}"
 
     def identity(self) -> str:
-        if self._version is None and _is_stateful(self.dataset):
+        if self._version is None and is_stateful(self.dataset):
             # Its attributes have its position, so only its class says which data it is.
             return fingerprint(("stateful dataset", type(self.dataset)))
         # A dataset without a state may keep its position in attributes.
@@ -170,7 +170,7 @@ def _copied(dataset: Any) -> Any:
     return made
 
 
-def _is_stateful(thing: Any) -> bool:
+def is_stateful(thing: Any) -> bool:
     """Whether it saves and restores its position itself (torchdata's ``Stateful`` protocol)."""
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 

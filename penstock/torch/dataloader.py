@@ -37,6 +37,7 @@ from penstock.order.plan import Plan
 from penstock.serialize import pack
 from penstock.source import is_stream
 from penstock.source.dataset import DatasetSource
+from penstock.source.stream import is_stateful
 from penstock.stats import Stats
 from penstock.stops.batch import Collate
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
@@ -597,10 +598,13 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
                 "this loader has no position that could be saved, because torch's own iterator "
                 f"prepares its batches: {self._why_torch}"
             )
+        # That of a stream is saved by whoever reads it, with its position.
+        stateful = not self._streaming and is_stateful(self.dataset)
         return {
             **prepared.inner.state_dict(),
             "seed_given": self.seed is not None or self.generator is not None,
             "follows_torch": prepared.follows,
+            **({"dataset": self.dataset.state_dict()} if stateful else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -617,6 +621,19 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
                 "this loader cannot resume, because torch's own iterator prepares its batches: "
                 f"{self._why_torch}"
             )
+        if not (isinstance(state, Mapping) and "dataset" in state and is_stateful(self.dataset)):
+            self._load(state, prepared)
+            return
+        # Before the rest: the state of a dataset is part of which data it is.
+        before = self.dataset.state_dict()
+        self.dataset.load_state_dict(state["dataset"])
+        try:
+            self._load(state, prepared)
+        except BaseException:
+            self.dataset.load_state_dict(before)
+            raise
+
+    def _load(self, state: Mapping[str, Any], prepared: _Backing) -> None:
         loader, ranks = prepared.inner, self._ranks
         loader.find_ranks()
         state, follows = self._as_mine(state, prepared)

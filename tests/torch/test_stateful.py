@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.errors import StateError
 from penstock.torch import DataLoader
-from tests.torch.compat.datasets import values
+from tests.torch.compat.datasets import Made, values
 
 
 class Counter(IterableDataset[int]):  # type: ignore[misc]
@@ -158,3 +158,32 @@ def test_a_dataset_that_keeps_its_position_in_itself_resumes(workers: int) -> No
     assert [batch.tolist() for batch in resumed] == [[3, 4], [5, 6]]
     with pytest.raises(StateError, match="the data is not the same"):
         DataLoader(Keeps(7), batch_size=2).load_state_dict(state)
+
+
+class Curriculum(Made):
+    """A map-style dataset with a state of its own."""
+
+    level = 0
+
+    def __getitem__(self, index: int) -> float:
+        return self.level * 100.0 + index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"level": self.level}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.level = state["level"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_map_style_dataset_resumes_by_its_own_state(workers: int) -> None:
+    loader = DataLoader(Curriculum(n=6), batch_size=2, num_workers=workers)
+    loader.dataset.level = 3
+    state, rest = taken_and_rest(loader, 1)
+    resumed = DataLoader(Curriculum(n=6), batch_size=2, num_workers=workers)
+    resumed.load_state_dict(state)
+    assert values(resumed) == rest == [[302, 303], [304, 305]]
+    other = DataLoader(Curriculum(n=7), batch_size=2, num_workers=workers)
+    with pytest.raises(StateError):
+        other.load_state_dict(state)
+    assert other.dataset.level == 0
