@@ -51,6 +51,9 @@ FIRST = 3
 """Small tiny-batches for the device at the beginning of a mini-batch at most, for each worker. The
 others are needed at its end."""
 
+PAUSE = 4
+"""No task counts as longer than this number of times what the largest usually takes."""
+
 EARLY = 2
 """The CPU decodes for the device while the device has work for less than this number of times what
 decoding takes."""
@@ -218,14 +221,20 @@ class Worth:
 
     def learn(self, part: Part, seconds: float, nbytes: int, workers: int = 1) -> None:
         """Note the time of a part of a tiny-batch of ``nbytes`` bytes, beside ``workers``."""
+        count = self._count[part] = self._count.get(part, 0) + 1
+        if part == "device" and count == 1:
+            return  # it may have compiled kernels
         nbytes = max(1, nbytes)
+        rate = self.rate(part)
+        if rate is not None:
+            # A pause of the machine must not keep the device from work for ever.
+            seconds = min(seconds, PAUSE * rate * max(nbytes, self._largest))
         self._largest = max(self._largest, nbytes)
         # Old ones fade, because caches fill and machines become busy. Many small ones must not
         # drive out the large ones, which cost less for each byte.
         fade = 1.0 - 0.02 * nbytes / self._largest
         self._seconds[part] = fade * self._seconds.get(part, 0.0) + seconds
         self._bytes[part] = fade * self._bytes.get(part, 0.0) + nbytes
-        self._count[part] = self._count.get(part, 0) + 1
         if part == "device":
             usual = self._seconds[part] / self._bytes[part]
             self.late = max(seconds - usual * nbytes, 0.995 * self.late)
@@ -242,11 +251,13 @@ class Worth:
 
     def rate(self, part: Part) -> float | None:
         """Seconds for each byte of a part; ``None`` if not known yet."""
-        return self._seconds[part] / self._bytes[part] if self._count.get(part) else None
+        return self._seconds[part] / self._bytes[part] if self._bytes.get(part) else None
 
     def probe(self) -> None:
         """Try again with a few tasks."""
-        self._count.clear()
+        for known in (self._count, self._seconds, self._bytes):
+            known.clear()
+        self.late = 0.0
         self.positive = True
 
 

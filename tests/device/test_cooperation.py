@@ -21,6 +21,7 @@ from penstock.device.cooperation import (
     Cooperation,
     Sharing,
     Threshold,
+    Worth,
 )
 from penstock.errors import PipelineError, StateError
 
@@ -507,6 +508,33 @@ def test_a_device_that_saves_next_to_nothing_rests(workers: int, rests: bool) ->
     assert cooperation.worth.positive is not rests
 
 
+def test_one_long_task_does_not_keep_the_device_from_work() -> None:
+    cooperation = known(Cooperation(2, exact=True, foresees=True), 1.0, 0.5, 0.2)
+    worth = cooperation.worth
+    usual = worth.rate("device")
+    worth.learn("device", 1e4, 100, 2)
+    assert usual is not None
+    assert worth.late <= 4 * usual * 100
+    for batch in range(40):
+        cooperation.open(batch, [100] * 32)
+        now = 1e5 * batch
+        while (task := cooperation.take_device(now) or cooperation.take_cpu(now)) is not None:
+            seconds = {"whole": 100.0, "decode": 50.0, "device": 20.0}[task.part]
+            now += seconds
+            cooperation.done(task, now, seconds=None if task.part == "device" else seconds)
+    assert worth.positive
+    assert cooperation.counts.device > 40
+    assert worth.rate("device") == pytest.approx(usual, rel=0.2)
+
+
+def test_the_first_device_task_may_compile_kernels() -> None:
+    worth = Worth()
+    worth.learn("device", 5.0, 100)
+    assert worth.rate("device") is None
+    worth.learn("device", 0.1, 100)
+    assert worth.rate("device") == pytest.approx(1e-3)
+
+
 def known(cooperation: Cooperation, whole: float, decode: float, device: float) -> Cooperation:
     """It knows the seconds that a byte takes."""
     for part, seconds in (("whole", whole), ("decode", decode), ("device", device)):
@@ -562,6 +590,7 @@ def test_a_device_with_enough_to_do_gets_no_more_for_now() -> None:
 def test_a_slow_device_takes_nothing_that_it_would_finish_late() -> None:
     cooperation = Cooperation(workers=1, exact=False, foresees=True)
     cooperation.sharing = Sharing("spatial", decided=True)
+    cooperation.worth.learn("device", 9.0, 10)  # the first one does not count
     cooperation.open(0, [10, 10])
     learning = cooperation.take_device(0.0), cooperation.take_cpu(0.0)
     assert learning[0] is not None
