@@ -203,6 +203,9 @@ def _split(report: AnalysisReport, wait: Interval) -> tuple[Interval, Interval]:
     """The wait for preparation and the wait for storage, seconds per batch."""
     cached = report.phase("cached")
     batch = report.setup.batch
+    if _reads_in_prep(report):
+        # Reads cannot be told apart from preparation, so a difference is that of two moments.
+        return wait, Interval(0.0, 0.0, 0.0)
     if cached is None or not cached.rate.value:
         nothing = Interval(0.0, 0.0, 0.0 if wait.value < 1e-9 else wait.high)
         return wait, nothing
@@ -222,6 +225,11 @@ def _split(report: AnalysisReport, wait: Interval) -> tuple[Interval, Interval]:
         max(0.0, wait.high - prep.low),
     )
     return prep, fetch
+
+
+def _reads_in_prep(report: AnalysisReport) -> bool:
+    """Whether the analysis has come to its end, and found no reads beside the preparation."""
+    return report.costs.prep > 0 and not report.costs.storage
 
 
 def _least(one: Interval, other: Interval) -> Interval:
@@ -292,7 +300,8 @@ def _verdict(report: AnalysisReport, shares: Shares | None, rates: LoaderRates) 
             refusal=f"the loader makes the step longer by 0 % to {percent(held.high)} of the time. "
             f"{_more_time(report)}",
         )
-    if waits and not _steps(report, "cached") and not _waits_mostly(report.workers_use):
+    told_apart = bool(_steps(report, "cached")) or _reads_in_prep(report)
+    if waits and not told_apart and not _waits_mostly(report.workers_use):
         return Verdict(
             None,
             refusal=f"training waits {percent(wait.value)} of the time for batches; whether for "

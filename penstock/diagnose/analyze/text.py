@@ -226,7 +226,7 @@ def remarks(report: AnalysisReport, result: Result) -> list[str]:
             said += f", and are within {trust.error * 100:.0f} %"
         found.append(f"{said}.")
     found += [_sentence(reason) for reason in trust.reasons]
-    if result.warm > 0:
+    if result.warm > 0 and result.rates.S is not None:
         found.append(
             f"Memory serves {percent(result.warm)} of the present reads (the page cache); S is the "
             "speed of cold storage."

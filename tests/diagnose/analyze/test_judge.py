@@ -15,6 +15,7 @@ from penstock.diagnose.analyze.model import Change, predict, warm_share
 from penstock.diagnose.analyze.remedies import remedies
 from penstock.diagnose.analyze.report import (
     AnalysisReport,
+    Costs,
     Interval,
     MachineUse,
     Phase,
@@ -23,6 +24,7 @@ from penstock.diagnose.analyze.report import (
     WorkerUse,
 )
 from penstock.diagnose.analyze.result import broken_rules
+from penstock.diagnose.analyze.text import remarks
 from tests.support.reports import report as invented
 
 BATCH = 64
@@ -373,6 +375,23 @@ def test_waiting_that_other_processes_cause_is_refused() -> None:
     assert any("other processes" in line for line in found.warnings)
 
 
+def test_fetch_is_not_stated_where_it_counts_as_prep() -> None:
+    # Printed: 62 % stalled on prep, 6 % on fetch, memory serves 100 % of the present reads. And a
+    # note: no files were found that the dataset reads, so fetch counts as prep.
+    made = analysed(
+        loop("as it is", 0.0055, 0.0118, spread=0.1),
+        loop("replay", 0.0053, 0.0),
+        loop("cached", 0.0052, 0.0100, spread=0.1),
+    )
+    made = replace(made, costs=replace(made.costs, storage=0.0, latency=0.0), warm=1.0)
+    found = result_of(made)
+    assert found.bound == "prep"
+    assert found.shares is not None
+    assert found.shares.fetch.value == 0.0
+    assert found.shares.prep.value == pytest.approx(0.68, abs=0.01)
+    assert not [line for line in remarks(made, found) if "page cache" in line]
+
+
 def test_one_core_is_written_as_one() -> None:
     made = analysed(loop("as it is", 0.1, 0.2), loop("replay", 0.1, 0.0), loop("cached", 0.1, 0.2))
     report = replace(
@@ -398,6 +417,17 @@ def test_an_interrupted_analysis_says_so_and_keeps_what_it_has() -> None:
     assert found.interrupted
     assert found.phases[0].rate.value == pytest.approx(64 / 0.15)
     assert not found.trust.numbers
+
+
+def test_an_interrupted_analysis_does_not_guess_between_prep_and_fetch() -> None:
+    cut = replace(
+        analysed(loop("as it is", 0.05, 0.2), loop("replay", 0.05, 0.0)),
+        interrupted="it was interrupted after 35 steps",
+        costs=Costs(0.05 / 64, 0.0, {1: 1.0}, 0.0, 0.0, 0.0),
+    )
+    found = result_of(cut)
+    assert found.bound is None
+    assert "whether for preparation or for storage was not measured" in found.verdict.refusal
 
 
 def test_memory_that_seems_slower_than_storage_gives_no_predictions() -> None:
