@@ -45,6 +45,9 @@ core, so a step with fresh batches takes a little longer on any machine."""
 LEAST_ERROR = 0.03
 """Predictions are never more exact than this: the median error of the grid of benchmarks."""
 
+TOO_WIDE = 0.5
+"""Predictions that may be off by more than this are not given: they say nothing."""
+
 OTHERS = 0.15
 """Load by others below this share of the cores is not mentioned."""
 
@@ -592,9 +595,15 @@ def _trust(report: AnalysisReport, shares: Shares | None) -> Trust:
         if use.pace < SLOW_PACE:
             error += (1 - use.pace) / 4
     error += min(0.3, _disturbance(report) / 2)
+    numbers = off <= MODEL_USELESS and error <= TOO_WIDE
     if off > MODEL_USELESS:
         reasons.append("so there are no predictions.")
-    return Trust(run.rate, modelled, error, off <= MODEL_USELESS, phase, tuple(reasons))
+    elif not numbers:
+        reasons.append(
+            f"there are no predictions: they would be within {percent(error)} only. "
+            f"{_more_time(report)}"
+        )
+    return Trust(run.rate, modelled, error, numbers, phase, tuple(reasons))
 
 
 def _disturbance(report: AnalysisReport) -> float:

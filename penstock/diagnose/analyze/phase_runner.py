@@ -416,18 +416,23 @@ class PhaseRunner:
         """Samples per second by number of workers, as far as the time allows."""
         setup = self._subject.setup
         together = setup.batch * _seconds(self._rate("prep"))
-        counts = []
-        for count in worker_counts(setup, self._workers_use):
+        counts, left = [], self._left()
+        # The largest number first: whether more workers help is what matters most.
+        for count in sorted(worker_counts(setup, self._workers_use), reverse=True):
             # Every number of workers fills its queue, and is then timed for two batches of each.
             pieces = setup.ahead_with(count) + 1 + 2 * count
             needed = pieces * together * max(1.0, setup.workers / count)
-            if needed <= max(self._left() / 2, SLACK):
+            if needed <= max(left if count > setup.workers else left / 2, SLACK):
                 counts.append(count)
+                left -= needed
             else:
                 self._skipped.append(plural(count, "worker"))
-        if counts:
-            self._tell(f"the loader alone: {', '.join(map(str, counts))} workers")
-        return sweep_workers(self._subject, counts, self._part, self._clock)
+        if not counts:
+            return {}
+        self._tell(f"the loader alone: {', '.join(map(str, sorted(counts)))} workers")
+        rates = sweep_workers(self._subject, sorted(counts), self._part, self._clock)
+        rates.setdefault(setup.workers, self._rate("prep"))
+        return rates
 
     def _slow_start_notes(self) -> Iterator[str]:
         """A note if epochs begin with a long wait, which dominates short epochs."""

@@ -243,9 +243,15 @@ def _with_gain(
     if gain < LEAST_GAIN:
         return None
     options = candidate.options if trial is None else trial.options
-    condition = ""
+    conditions, low = [], gain * (1 - error)
     if options is not None and options.random is False:
-        condition = "only if the datasets of the script draw no random numbers"
+        conditions.append("the datasets of the script draw no random numbers")
+    setup = report.setup
+    waiting = result is not None and result.bound == "latency"
+    if waiting and (change.workers or 0) > setup.workers >= max(report.costs.scaling):
+        # More workers were not tried, and whether they wait for the same thing is not known.
+        conditions.append("workers do not wait for each other, or for a server at its limit")
+        low = min(low, 1.0)
     return Remedy(
         candidate.title,
         gain,
@@ -254,10 +260,10 @@ def _with_gain(
         prediction,
         change,
         command=_command(report, options) if trial is not None else "",
-        condition=condition,
+        condition=f"only if {', and '.join(conditions)}" if conditions else "",
         baseline=baseline,
         speed=speed,
-        low=gain * (1 - error),
+        low=low,
         high=max(gain, min(gain * (1 + error), limit / baseline)),
         measured=None if trial is None else trial.gain,
         tried=trial is not None,
