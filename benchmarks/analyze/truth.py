@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -358,31 +359,39 @@ def _command(script: Script, remedy: Remedy) -> list[str] | None:
 
 def _run(words: Sequence[str]) -> dict[str, float]:
     """Run Python with these arguments; what the script printed at its end."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *words],
-        capture_output=True,
+    output, errors = _output(["-W", "ignore", *words], 300)
+    try:
+        found: dict[str, float] = json.loads(output.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise PenstockError(f"a script of the grid has failed:\n{errors[-2000:]}") from None
+    return found
+
+
+def _output(words: Sequence[str], seconds: float) -> tuple[str, str]:
+    """Run Python with these arguments; its output and its errors. Nothing of it stays behind."""
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
-        check=False,
+        start_new_session=True,
     )
     try:
-        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        raise PenstockError(f"a script of the grid has failed:\n{done.stderr[-2000:]}") from None
-    return found
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise PenstockError(f"a script of the grid has not ended in {seconds:.0f} s") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _analyse(script: Script, seconds: float, place: Path) -> dict[str, Any] | None:
     """The report of an analysis as plain data; ``None`` if there was none."""
     output = place / "report"
     words = ["-m", "penstock", "analyze", "--seconds", f"{seconds:g}", "--output", str(output)]
-    subprocess.run(
-        [sys.executable, *words, "--", sys.executable, "-W", "ignore", *script.words()],
-        capture_output=True,
-        env={**os.environ},
-        timeout=60 + 5 * seconds,
-        check=False,
-    )
+    command = [*words, "--", sys.executable, "-W", "ignore", *script.words()]
+    _output(command, 60 + 5 * seconds)
     path = output.with_suffix(".json")
     return AnalysisReport.load(path).to_dict() if path.exists() else None
 

@@ -11,6 +11,7 @@ import fcntl
 import itertools
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -241,6 +242,8 @@ def main(text: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    # An analysis without a result ends the script so; its servers must not stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     script = Script(**json.loads(text))
     with surroundings(script) as place:
         meter = Meter(script)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 SAY_AFTER = 10.0
 """Seconds without a training loop after which that is said."""
 
-LEAST = 20.0
-"""Least seconds after which a command is ended: imports and datasets take their time."""
+LEAST = 60.0
+"""Least seconds after which a command is ended: imports and datasets take their time. With 25, a
+script that imported Lightning on a busy machine was ended before its first batch."""
 
 KILL_AFTER = 15.0
 """Seconds after SIGTERM at which a command that did not end is killed."""

@@ -43,11 +43,13 @@ def test_a_missing_loop_is_told_once_after_ten_seconds_and_ended_with_the_time()
     assert script.after(60.0 + KILL_AFTER) is signal.SIGKILL
 
 
-def test_a_short_analysis_without_a_loop_ends_at_its_seconds() -> None:
-    script = Script(25.0)
-    script.after(10.0)
-    assert "waiting until 25 s" in script.said[-1]
-    assert script.after(25.0) is signal.SIGTERM
+def test_a_short_analysis_waits_for_slow_imports_and_a_long_one_for_its_seconds() -> None:
+    for seconds, limit in ((25.0, 60.0), (90.0, 90.0)):
+        script = Script(seconds)
+        script.after(10.0)
+        assert f"waiting until {limit:.0f} s" in script.said[-1]
+        assert script.after(limit - 1) is None
+        assert script.after(limit) is signal.SIGTERM
 
 
 def test_a_loop_that_began_is_never_ended() -> None:
