@@ -226,7 +226,8 @@ class TorchSubject:
                 own = OwnLoader(
                     loader.dataset,
                     batch_sampler=_FixedBatches(self._batches),
-                    num_workers=loader.num_workers or "auto",
+                    # The cost of one worker is wanted where the script has none.
+                    num_workers=max(1, loader.num_workers),
                     collate_fn=loader.collate_fn,
                     worker_init_fn=loader.worker_init_fn,
                 )

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from penstock.diagnose.analyze.sample_files import OpenedFiles
+from penstock.torch import subject as torch_subject
 from penstock.torch.analysis import TorchDevice
 from penstock.torch.restoring import SavedTraining
 from penstock.torch.subject import TorchSubject
@@ -136,6 +137,23 @@ def test_penstocks_loader_yields_the_same_batches(data: FileDataset, notes: Note
     close(ours)
     subject.close()
     assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
+
+
+@pytest.mark.parametrize(("own", "measured"), [(0, 1), (1, 1)])
+def test_penstocks_loader_is_measured_with_as_many_workers_as_its_cost_is_divided_by(
+    data: FileDataset, notes: Notes, monkeypatch: pytest.MonkeyPatch, own: int, measured: int
+) -> None:
+    # Without workers it was measured with two of them, and its cost was taken for that of one: 2
+    # workers were predicted to be 3.42 times as fast, and were 2.10 times as fast.
+    asked: list[int] = []
+
+    def made(*_: Any, num_workers: int, **__: Any) -> Any:
+        asked.append(num_workers)
+
+    monkeypatch.setattr(torch_subject, "OwnLoader", made)
+    subject = subject_of(DataLoader(data, 4, num_workers=own), notes)
+    subject.with_penstock()
+    assert asked == [measured]
 
 
 class AdjustableDataset(FileDataset):

@@ -639,6 +639,8 @@ class PhaseRunner:
 
     def _measure_refurbish(self, slower: float) -> tuple[float | None, float | None]:
         """``prep`` with refurbish, of fresh samples and of kept ones."""
+        if self._subject.setup.of_torch:  # it has no place for refurbish
+            return None, None
         if not self._fits("refurbish", self._batches_seconds(BATCHES)):
             return None, None
         refurbished = self._subject.with_refurbish()

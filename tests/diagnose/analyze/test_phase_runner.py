@@ -409,3 +409,17 @@ def test_phases_go_on_while_a_wait_may_be_nothing_or_a_bottleneck() -> None:
         return next(phase.turns for phase in runner.report.phases if phase.name == "as it is")
 
     assert turns(0.026) > turns(0.080)
+
+
+def test_what_a_loader_cannot_do_is_not_noted_as_left_out() -> None:
+    # Printed for a loader of torch: not measured, because the time was up: refurbish.
+    class Torch(SimulatedSubject):
+        @property
+        def setup(self) -> Setup:
+            return replace(super().setup, loader="torch.utils.data.DataLoader")
+
+    clock = Clock()
+    report, _ = analysed(clock, Torch(clock, prep=5.0, fetch=0.0), step=0.02)
+    (left_out,) = [note for note in report.notes if "because the time was up" in note]
+    assert "Penstock's loader" in left_out
+    assert "refurbish" not in left_out
