@@ -35,7 +35,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     status = request_status(directory)
     if status is not None:
         request_end(directory)
-        assert wait_for_exit(status["pid"])
+        assert wait_for_exit(status["pid"], 100)
     shutil.rmtree(path, ignore_errors=True)
 
 

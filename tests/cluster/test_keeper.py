@@ -37,7 +37,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     status = request_status(NodeDirectory(path / "node"))
     if status is not None:
         request_end(NodeDirectory(path / "node"))
-        assert wait_for_exit(status["pid"])
+        assert wait_for_exit(status["pid"], 100)
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -96,7 +96,7 @@ class TwoHosts:
             status = request_status(directory)
             if status is not None:
                 request_end(directory)
-                assert wait_for_exit(status["pid"])
+                assert wait_for_exit(status["pid"], 100)
 
 
 @pytest.fixture
@@ -303,5 +303,5 @@ def test_cluster_auto_without_a_cluster_says_how_to_begin_one(
     finally:
         status = request_status(NodeDirectory(place))
         if status is not None:
-            assert wait_for_exit(status["pid"])
+            assert wait_for_exit(status["pid"], 100)
         shutil.rmtree(place, ignore_errors=True)

@@ -82,7 +82,7 @@ class TrainerAndHelper:
             status = request_status(directory)
             if status is not None:
                 request_end(directory)
-                assert wait_for_exit(status["pid"])
+                assert wait_for_exit(status["pid"], 100)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_the_log_has_the_members_of_a_group(node_directory: NodeDirectory) -> No
         status = request_status(node_directory)
     assert status is not None
     request_end(node_directory)
-    assert wait_for_exit(status["pid"])
+    assert wait_for_exit(status["pid"], 100)
     lines = node_directory.log.read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
     first, joined, *_, last = [line[20:] for line in lines]

@@ -91,7 +91,7 @@ def test_the_node_ends_after_the_last_member_has_left(node_directory: NodeDirect
         rows(loader)
         status = request_status(node_directory)
     assert status is not None
-    assert wait_for_exit(status["pid"])
+    assert wait_for_exit(status["pid"], 100)
     assert request_status(node_directory) is None
     assert not node_directory.socket.exists()
     with pipeline().loader(seed=5, share="a") as loader:
@@ -456,7 +456,7 @@ def test_after_a_node_is_killed_no_batch_is_lost_or_repeated(
         status = request_status(node_directory)
         assert status is not None
         os.kill(status["pid"], signal.SIGKILL)
-        assert wait_for_exit(status["pid"])
+        assert wait_for_exit(status["pid"], 100)
         mine += rows(first)
         assert in_order_of_number(mine, alone[0]) == alone[0]
         assert in_order_of_number(rows(loader), alone[1]) == alone[1]

@@ -117,7 +117,7 @@ def test_a_member_keeps_its_batch_size_when_another_member_restarts_the_group(
         status = request_status(node_directory)
         assert status is not None
         os.kill(status["pid"], signal.SIGKILL)
-        assert wait_for_exit(status["pid"])
+        assert wait_for_exit(status["pid"], 100)
         with written(4).loader(seed=5, share="a") as other:
             assert rows(other) == alone(written(4))[0]
             assert begun + rows(epoch) == alone(written(8))[0]

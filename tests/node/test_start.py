@@ -67,7 +67,7 @@ def full_disk(node_directory: NodeDirectory) -> Iterator[Path]:
     status = request_status(node_directory)
     if status is not None:
         request_end(node_directory)
-        assert wait_for_exit(status["pid"])
+        assert wait_for_exit(status["pid"], 100)
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
