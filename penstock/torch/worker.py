@@ -6,6 +6,7 @@ Importing torch takes seconds. A worker whose dataset never uses it starts witho
 from __future__ import annotations
 
 import importlib
+import logging
 import random
 import sys
 from collections.abc import Callable
@@ -14,6 +15,10 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.pools.runner import Work, WorkerInfo
+from penstock.keyed import plain_states
+
+_log = logging.getLogger("penstock.torch")
+_NAMES = {"python": "random", "numpy": "NumPy", "torch": "torch"}
 
 
 class TorchWorkerSetup:
@@ -35,7 +40,7 @@ class TorchWorkerSetup:
         if "torch" in sys.modules:
             self._set_up_torch(info, work)
         if self._worker_init_fn is not None:
-            self._worker_init_fn(info.id)
+            call_init(self._worker_init_fn, info.id)
 
     def _set_up_torch(self, info: WorkerInfo, work: Work) -> None:
         torch: Any = importlib.import_module("torch")
@@ -53,6 +58,33 @@ class TorchWorkerSetup:
             num_workers=info.count,
             seed=seed,
             dataset=getattr(source, "dataset", None),
+        )
+
+
+def call_init(worker_init_fn: Callable[[int], None], worker: int) -> None:
+    """Call it as torch does. Warn, in one of the workers, of seeds that will have no effect.
+
+    Seeds made from ``torch.initial_seed()``, as torch's documentation recommends, repeat what a
+    worker has already, and both loaders repeat with them.
+    """
+    if worker != 0:
+        worker_init_fn(worker)
+        return
+    before = plain_states()
+    worker_init_fn(worker)
+    after = plain_states()
+    changed = {name for name in _NAMES if before[name] is not None and after[name] != before[name]}
+    torch = sys.modules.get("torch")
+    if "python" in changed and torch is not None:
+        # They seed it by the lower bits, because NumPy takes no others.
+        lower = random.Random(torch.initial_seed() % 2**32)
+        changed -= {"python"} if after["python"] == lower.getstate() else set()
+    if changed:
+        _log.warning(
+            "worker_init_fn seeded %s, but Penstock seeds each sample by itself, so these seeds do "
+            "not decide its random numbers. To repeat a run, call torch.manual_seed in the script, "
+            "or give the loader seed= or generator=.",
+            " and ".join(_NAMES[name] for name in _NAMES if name in changed),
         )
 
 
