@@ -365,6 +365,16 @@ def _waits_for_others(report: AnalysisReport, rates: LoaderRates) -> str:
     )
 
 
+def cores_are_taken(report: AnalysisReport) -> bool:
+    """Whether other processes have cores that more workers would need, as they compute too."""
+    use = report.workers_use
+    others = max((one.others / max(1, one.cores) for one in report.machine_use), default=0.0)
+    return others > BUSY and use is not None and use.computing + use.queueing > COMPUTES
+
+
+COMPUTES = 0.1
+"""Workers that compute, or queue for a core, for less than this share of the time need none."""
+
 BUSY = 0.25
 """Load by others, as a share of the cores, that may by itself make training wait."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock import config
-from penstock.diagnose.analyze.judge import more_workers_help, plural
+from penstock.diagnose.analyze.judge import cores_are_taken, more_workers_help, plural
 from penstock.diagnose.analyze.model import Change, Prediction, possible_on_device, predict
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.result import Result
@@ -251,6 +251,9 @@ def _with_gain(
     if waiting and (change.workers or 0) > setup.workers >= max(report.costs.scaling):
         # More workers were not tried, and whether they wait for the same thing is not known.
         conditions.append("workers do not wait for each other, or for a server at its limit")
+        low = min(low, 1.0)
+    if waiting and (change.workers or 0) > setup.workers and cores_are_taken(report):
+        conditions.append("other processes leave the workers the cores that they need")
         low = min(low, 1.0)
     return Remedy(
         candidate.title,
