@@ -236,8 +236,13 @@ def _two_jobs(server: ObjectServer, share: str | None, options: Namespace) -> in
     together = threading.Barrier(2)
 
     def job(number: int) -> None:
+        storage = server.storage
+        if share is None:
+            # Jobs are processes. In one process they would share requests, unless the settings of
+            # their stores differ.
+            storage = {**storage, "region": f"job-{number}"}
         pipeline = (
-            ps.from_folder(server.url(), storage=server.storage)
+            ps.from_folder(server.url(), storage=storage)
             .map(ps.image.decode())
             .map(ps.image.random_resized_crop(SIDE))
             .batch(options.batch)
