@@ -34,8 +34,6 @@ from penstock.source.objects.protocol import (
 LINGER = 0.6
 """Seconds without a connection after which the fetcher ends."""
 
-FIRST = 10.0
-"""Seconds more for the first connection: on a busy machine, whoever started the fetcher is late."""
 
 BUDGET = 256 << 20
 """Bytes that are fetched ahead. At 1 GB/s they are a quarter of a second: more than the latency of
@@ -432,7 +430,7 @@ class Server:
     def __init__(self, fetching: Fetching) -> None:
         self._fetching = fetching
         self._connections: set[asyncio.Task[None]] = set()
-        self._last = time.monotonic() + FIRST
+        self._last = time.monotonic()
 
     async def run(self, listener: socket.socket) -> None:
         """Serve until nobody has been connected for ``LINGER`` seconds."""
