@@ -327,19 +327,17 @@ def test_memory_on_the_device_is_bounded_and_steady(
     fake: FakeDevice, work: ShiftWork, mode: str
 ) -> None:
     row = 4 * 5 * 3 + 8  # a picture, and its number
+    epochs, ahead = 9, 6
     with begun(together(prefetch=8), learnt(ALL, mode)) as loader:
-        for _ in loader:
-            pass
-        allocations, device = fake.allocations, loader.stats().device
-        for _ in range(4):
-            for _ in loader:
-                pass
-        # Nothing but batches is allocated: their pictures and their numbers. Both times, up to
-        # three of the next batches may be there already.
-        assert abs(fake.allocations - allocations - 4 * 4 * 2) <= 3
+        for _ in range(epochs):
+            batches = sum(1 for _ in loader)
+        device = loader.stats().device
+        # Two buffers are allocated, and then nothing but batches: their pictures and their numbers.
+        # On a busy machine, all batches that may be ahead of the loop are there already.
+        assert 0 <= fake.allocations - 2 - 2 * epochs * batches <= 2 * ahead
     assert device is not None
     # Rows of three batches are prepared at once; three more are delivered, and the loop has one.
-    assert fake.peak <= device.buffers + 7 * BATCH * row
+    assert fake.peak <= device.buffers + (ahead + 1) * BATCH * row
     assert fake.memory().in_use <= BATCH * row
 
 
