@@ -209,14 +209,14 @@ class Mixed:
             mine = np.flatnonzero(parts == number)
             passes, place = np.divmod(phase.before[number] + numbers[mine], length)
             own = part_seed(seed, part.name)
-            repeats = 1
             for one in np.unique(passes).tolist():
                 here = passes == one
                 drawn, copies = _of_pass(part, own, one, place[here])
                 indices[mine[here]] = self._starts[number] + drawn
                 replicas[mine[here]] = one - first + (last - first + 1) * copies
-                repeats = max(repeats, _most_copies(part, own, one))
-            most = max(most, (last - first + 1) * repeats)
+            # Not the largest number that occurs here: that depends on where a run resumed.
+            copies_in_pass = 1 if hasattr(part.order, "at") else length
+            most = max(most, (last - first + 1) * copies_in_pass)
         if again.any():
             replicas += again * most
         return indices, replicas if replicas.any() else None
@@ -313,13 +313,6 @@ def _of_pass(part: MixPart, seed: int, number: int, places: _Indices) -> tuple[_
         return at(part.n, seed, number, places), 0
     indices, copies = _listed_pass(_ById(part.order), part.n, seed, number)
     return indices[places], 0 if copies is None else copies[places]
-
-
-def _most_copies(part: MixPart, seed: int, number: int) -> int:
-    if hasattr(part.order, "at"):
-        return 1
-    copies = _listed_pass(_ById(part.order), part.n, seed, number)[1]
-    return 1 if copies is None else int(copies.max()) + 1
 
 
 class _ById:

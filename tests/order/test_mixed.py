@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError
-from penstock.order import Cursor, Deal, Mixed, MixPart, Sequential, Shuffled, Weighted
+from penstock.order import BatchKeys, Cursor, Deal, Mixed, MixPart, Sequential, Shuffled, Weighted
 from penstock.order.mixed import ExactShares
 
 weights_of = st.lists(st.floats(0.01, 10), min_size=1, max_size=6)
@@ -137,6 +137,23 @@ def test_orders_without_at_and_with_repeats_serve_as_passes() -> None:
     keys = list(zip(indices.tolist(), replicas.tolist(), strict=True))
     assert len(set(keys)) == 24
     assert 2 not in indices
+
+
+def test_padding_has_the_same_replica_numbers_after_a_resume() -> None:
+    weighted = Weighted([1.0, 3.0, 1.0, 2.0, 1.0], samples=5)
+    for samples in (29, 32, 35):
+        parts = (MixPart("a", 5, 1, weighted), MixPart("b", 40, 1, Shuffled()))
+        for rank in range(3):
+            deal = Deal(Mixed(parts, samples), 45, seed=0, batch_size=4, rank=rank, world=3)
+            whole = [_plain(batch) for batch in deal.batches(Cursor())]
+            for stop in range(len(whole)):
+                rest = deal.batches(Cursor(0, 12 * stop, stop))
+                assert [_plain(batch) for batch in rest] == whole[stop:]
+
+
+def _plain(batch: BatchKeys) -> tuple[list[int], list[int] | None]:
+    replicas = batch.replicas
+    return batch.indices.tolist(), None if replicas is None else replicas.tolist()
 
 
 def test_wrong_arguments_are_refused() -> None:
