@@ -93,7 +93,8 @@ def pack_sequences(
             f"The lengths of pack_sequences() are {lengths.dtype} of shape {lengths.shape}, but "
             f"there are {len(documents.source)} documents. Give a whole number for each."
         )
-    plan = (_split if split else _whole_documents)(lengths.astype(np.int64), length, seed)
+    lengths = lengths.astype(np.int64)
+    plan = (_split if split else _whole_documents)(lengths, length, seed)
     rows = len(plan.ends)
     if drop_last and split and rows and int(lengths.sum()) % length:
         rows -= 1
@@ -102,7 +103,7 @@ def pack_sequences(
             f"pack_sequences() makes no row of {length} tokens: the documents have "
             f"{int(lengths.sum())} tokens together. Give a smaller length."
         )
-    return Pipeline(SequenceSource(reader, plan, rows, length, pad))
+    return Pipeline(SequenceSource(reader, lengths, plan, rows, length, pad))
 
 
 def cu_seqlens(segment_ids: Any) -> tuple[Any, int]:
@@ -269,9 +270,16 @@ class SequenceSource(Source):
     """Rows of tokens; see ``pack_sequences``."""
 
     def __init__(
-        self, documents: _Documents, plan: _RowPlan, rows: int, length: int, pad: int
+        self,
+        documents: _Documents,
+        lengths: _Indices,
+        plan: _RowPlan,
+        rows: int,
+        length: int,
+        pad: int,
     ) -> None:
-        self._documents, self._plan, self._rows = documents, plan, rows
+        self._documents, self._lengths = documents, lengths
+        self._plan, self._rows = plan, rows
         self._length, self._pad = length, pad
         first, _, _ = plan.row(0)[0]
         self._dtype = documents.read([first])[0].dtype
@@ -293,6 +301,15 @@ class SequenceSource(Source):
         rows = [self._plan.row(int(index)) for index in indices]
         wanted = list(dict.fromkeys(piece[0] for row in rows for piece in row))
         documents = dict(zip(wanted, self._documents.read(wanted), strict=True))
+        for document, tokens in documents.items():
+            stated = self._lengths.item(document)
+            if len(tokens) != stated:
+                name = self._documents.pipeline.source.name(document)
+                raise SourceError(
+                    f"the document {name} has {len(tokens)} tokens, but by its length {stated}. "
+                    "Correct the lengths given with by=. To shorten documents, use a map above "
+                    "pack_sequences()."
+                )
         return [self._row(row, documents) for row in rows]
 
     def _row(
@@ -305,12 +322,6 @@ class SequenceSource(Source):
         at = 0
         for number, (document, start, count) in enumerate(pieces, start=1):
             part = documents[document][start : start + count]
-            if len(part) != count:
-                name = self._documents.pipeline.source.name(document)
-                raise SourceError(
-                    f"the document {name} has {len(documents[document])} tokens, but by its length "
-                    f"{start + count} or more. Correct the lengths given with by=."
-                )
             if part.dtype != self._dtype and not np.can_cast(part.dtype, self._dtype):
                 name = self._documents.pipeline.source.name(document)
                 raise SourceError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -57,8 +59,11 @@ class Budget:
                 "batch() got by= without a size: give the number of samples in a batch, or tokens= "
                 "for the sum of their lengths, or both."
             )
-        if self.limit is not None and not self.limit > 0:
-            raise PipelineError(f"tokens is {self.limit!r}; give a number above 0.")
+        limit = self.limit
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, Real) or not 0 < limit < math.inf
+        ):
+            raise PipelineError(f"tokens is {limit!r}; give a finite number above 0.")
         for name in ("size", "window"):
             value = getattr(self, name)
             if value is not None:

@@ -100,6 +100,11 @@ class Pad:
     def _with_lengths(self, batch: Any, samples: list[Any]) -> Any:
         lengths = np.array([_length(place, sample) for place, sample in enumerate(samples)])
         if isinstance(batch, Mapping):
+            if "lengths" in batch:
+                raise PipelineError(
+                    'batch(lengths=True) adds a field "lengths", and samples have one of that name '
+                    "already. Rename theirs with a map, or leave lengths=True out."
+                )
             return {**batch, "lengths": lengths}
         return (*batch, lengths) if isinstance(batch, tuple) else (batch, lengths)
 

@@ -145,6 +145,12 @@ def test_mistakes_are_refused() -> None:
         data.batch(4, by=SIZES, drop_last=True)
     with pytest.raises(PipelineError, match="lengths=True without pad"):
         data.batch(4, lengths=True)
+    taken = ps.from_dataset([{"ids": np.ones(2), "lengths": 7}]).batch(1, pad=0, lengths=True)
+    with pytest.raises(ps.PenstockError, match="samples have one of that name"):
+        list(taken.loader(workers=0))
+    for tokens in (float("inf"), float("nan"), 0, "8k", True):
+        with pytest.raises(PipelineError, match=r"tokens is .*; give a finite number above 0"):
+            data.batch(tokens=tokens, by=SIZES, pad=0)  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="3 lengths in by, but the source has 13"):
         data.batch(4, by=[1, 2, 3])
     with pytest.raises(PipelineError, match="below noise, which is random"):

@@ -118,9 +118,10 @@ def test_mistakes_are_refused() -> None:
     for make, message in cases:
         with pytest.raises(ps.PenstockError, match=message):
             make()
-    wrong = ps.pack_sequences(data, 4, by=[3, 9]).batch(1)
-    with pytest.raises(SampleError, match="has 4 tokens, but by its length"):
-        list(wrong.loader(workers=0))
+    for stated in (9, 2):  # with 2, the rest of the document would be lost
+        wrong = ps.pack_sequences(data, 4, by=[3, stated]).batch(1)
+        with pytest.raises(SampleError, match=f"has 4 tokens, but by its length {stated}"):
+            list(wrong.loader(workers=0))
     larger = ps.pack_sequences(small, 4, seed=None).batch(1)
     with pytest.raises(SampleError, match=r"has tokens of type int64, and the first .* uint8"):
         list(larger.loader(workers=0))
