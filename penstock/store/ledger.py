@@ -37,6 +37,12 @@ T = TypeVar("T")
 USES_KEPT = 10
 """Uses that a record lists; all are counted."""
 
+MOST_HELD = 64
+"""Things that a process holds one by one, each with an open file. After these, it holds all."""
+
+_EVERYTHING = "everything"
+"""The name of the lock on all things."""
+
 _LARGEST = 64 << 20
 _VERSION = 1
 
@@ -278,14 +284,20 @@ class Ledger:
         """
         with suppress(OSError, PenstockError):
             own_directory(self.root)
-            while key not in _held or not _is_named(_held[key], self._lock_file(key)):
-                file = self._open_lock(key)
-                fcntl.flock(file, fcntl.LOCK_SH)
-                # The collector removes the lock file together with the thing.
-                if _is_named(file, self._lock_file(key)):
-                    _held[key] = file
-                else:
-                    os.close(file)
+            # A data set may have more shards than a process may have open files.
+            name = key if key in _held or len(_held) < MOST_HELD else _EVERYTHING
+            while name not in _held or not _is_named(_held[name], self._lock_file(name)):
+                file = self._open_lock(name)
+                unneeded: int | None = file
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH)
+                    # The collector removes the lock file together with the thing.
+                    if _is_named(file, self._lock_file(name)):
+                        unneeded = _held.pop(name, None)
+                        _held[name] = file
+                finally:
+                    if unneeded is not None:
+                        os.close(unneeded)
 
     @contextmanager
     def alone(self, key: str) -> Iterator[tuple[bool, tuple[int, ...]]]:
@@ -293,16 +305,19 @@ class Ledger:
 
         If none does, none can hold it before the end of the block.
         """
-        file = self._open_lock(key)
+        files: list[int] = []
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False, holders_of(file)
-            else:
-                yield _is_named(file, self._lock_file(key)), ()
+            for name in (key, _EVERYTHING):
+                files.append(self._open_lock(name))
+                try:
+                    fcntl.flock(files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield False, holders_of(files[-1])
+                    return
+            yield _is_named(files[0], self._lock_file(key)), ()
         finally:
-            os.close(file)
+            for file in files:
+                os.close(file)
 
     def drop_lock(self, key: str) -> None:
         """Remove the lock file of a thing that was removed. The caller is ``alone`` with it."""

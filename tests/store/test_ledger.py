@@ -113,17 +113,21 @@ def test_a_process_killed_while_it_writes_leaves_whole_records(ledger: Ledger) -
 
 
 HOLD = """
+import os
 import sys
 from pathlib import Path
 from penstock.store.ledger import Ledger
-Ledger(Path(sys.argv[1])).hold("thing")
+for name in sys.argv[2:]:
+    Ledger(Path(sys.argv[1])).hold(name)
+if len(sys.argv) > 3:
+    assert len(os.listdir("/proc/self/fd")) < 100
 print("ready", flush=True)
 sys.stdin.read()
 """
 
 
 def test_a_thing_that_a_process_holds_is_locked_until_it_ends_or_is_killed(ledger: Ledger) -> None:
-    process = _start(HOLD, ledger.root)
+    process = _start(HOLD, ledger.root, "thing")
     with ledger.alone("thing") as (alone, users):
         assert (alone, users) == (False, (process.pid,))
     process.kill()
@@ -131,6 +135,19 @@ def test_a_thing_that_a_process_holds_is_locked_until_it_ends_or_is_killed(ledge
     with ledger.alone("thing") as (alone, users):
         assert (alone, users) == (True, ())
         ledger.drop_lock("thing")
+
+
+def test_a_process_holds_many_things_with_few_open_files(ledger: Ledger) -> None:
+    names = [f"shard-{number}" for number in range(200)]
+    process = _start(HOLD, ledger.root, *names)
+    for name in names:
+        with ledger.alone(name) as (alone, users):
+            assert (alone, users) == (False, (process.pid,))
+    process.kill()
+    process.communicate()
+    for name in names:
+        with ledger.alone(name) as (alone, users):
+            assert (alone, users) == (True, ())
 
 
 def test_holding_again_after_a_removal_locks_the_new_lock_file(ledger: Ledger) -> None:
