@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -196,27 +197,33 @@ class Fetcher:
         return self._ask(receive)
 
     def _pages(self, request: list[Any], count: int | None) -> Iterator[list[Any]]:
-        # A connection of its own: the caller may use this object between two pages.
-        connection = self._connected()
-        try:
-            _send(connection, request)
-            while count is None or count > 0:
-                header, _ = _receive(connection)
-                if header[0] == "failed":
-                    self._refuse(
-                        request[2] if request[0] == "list" else "", FetchFailure(*header[2:])
-                    )
-                if header[0] != "page":
-                    return
-                yield [tuple(one) for one in header[1]]
-                count = None if count is None else count - 1
-        except _Lost:
-            raise SourceError(
-                f"the process that lists {self.root} died. Look for its error message above, and "
-                "try again."
-            ) from None
-        finally:
-            connection.close()
+        for _ in range(STARTS):
+            begun = False
+            try:
+                # A connection of its own: the caller may use this object between two pages.
+                with closing(self._connected()) as connection:
+                    _send(connection, request)
+                    while count is None or count > 0:
+                        header, _payload = _receive(connection)
+                        if header[0] == "failed":
+                            path = request[2] if request[0] == "list" else ""
+                            self._refuse(path, FetchFailure(*header[2:]))
+                        if header[0] != "page":
+                            return
+                        begun = True
+                        yield [tuple(one) for one in header[1]]
+                        count = None if count is None else count - 1
+                return
+            except (_Lost, ConnectionError):
+                self._held = None
+                if begun:
+                    break
+            except OSError as error:  # time out, or out of descriptors
+                raise self._silent(error) from error
+        raise SourceError(
+            f"the process that lists {self.root} died. Look for its error message above, and "
+            "try again."
+        )
 
     def _ask(self, request: Callable[[socket.socket], Answer]) -> Answer:
         for _ in range(STARTS):
@@ -224,14 +231,19 @@ class Fetcher:
                 return request(self._connection())
             except (_Lost, ConnectionError):
                 self._mine.__dict__.clear()
+                self._held = None
             except OSError as error:  # time out, or out of descriptors
                 self._mine.__dict__.clear()
-                raise SourceError(
-                    f"the process that fetches from {self.root} does not answer: {error}"
-                ) from error
+                raise self._silent(error) from error
         raise SourceError(
             f"the process that fetches from {self.root} died {STARTS} times. Look for its error "
             "message above. Memory may have run out: see dmesg."
+        )
+
+    def _silent(self, error: OSError) -> SourceError:
+        return SourceError(
+            f"the process that fetches from {self.root} does not answer: {error}. Check the "
+            "network and the store; if descriptors have run out, raise their limit (ulimit -n)."
         )
 
     def _connection(self) -> socket.socket:
@@ -246,11 +258,14 @@ class Fetcher:
         if self._held is None or self._held.pid != os.getpid():
             self._held = _ThreadConnection(_connect(self._name))
         connection = _connect(self._name)
-        _send(connection, ["open", self._store, self._options])
-        header, _ = _receive(connection)
-        if header[0] == "failed":
+        try:
+            _send(connection, ["open", self._store, self._options])
+            header, _ = _receive(connection)
+            if header[0] == "failed":
+                raise PipelineError(header[3])
+        except BaseException:
             connection.close()
-            raise PipelineError(header[3])
+            raise
         return connection
 
     def _refuse(self, path: str, failure: FetchFailure) -> NoReturn:

@@ -75,13 +75,10 @@ def _kept(name: str, url: str, version: str | None, make: Callable[[], ObjectLis
     # One process asks; the others wait and then find the result.
     started = time.perf_counter()
     with locked(directory / f"{name}.lock"):
-        found = _load(kept, None if version is not None else FRESH)
+        found, age = _load(kept, None if version is not None else FRESH)
         if found is None:
             found = make()
             _save(kept, found)
-            expires = None if version is not None else time.time() + FRESH
-        else:
-            expires = None if version is not None else kept.stat().st_mtime + FRESH
     made = Provenance(
         kind="listing",
         identity=name,
@@ -90,7 +87,7 @@ def _kept(name: str, url: str, version: str | None, make: Callable[[], ObjectLis
         origin=url,
         data=version or "",
         made_by=(f"a listing of {url}, {len(found):,} objects",),
-        expires=expires,
+        expires=None if version is not None else time.time() - age + FRESH,
     )
     Ledger().note(made, time.perf_counter() - started)
     return found
@@ -161,11 +158,12 @@ def _save(kept: Path, found: ObjectList) -> None:
             made.unlink()
 
 
-def _load(kept: Path, longest: float | None) -> ObjectList | None:
+def _load(kept: Path, longest: float | None) -> tuple[ObjectList | None, float]:
+    """A kept listing and its age in seconds; ``None`` and 0 if there is none to use."""
     try:
         age = time.time() - kept.stat().st_mtime
         if longest is not None and not 0 <= age <= longest:
-            return None
+            return None, 0.0
         with kept.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = ObjectList(
                 Names.packed(arrays["paths"], arrays["path_ends"]),
@@ -173,11 +171,11 @@ def _load(kept: Path, longest: float | None) -> ObjectList | None:
                 Names.packed(arrays["etags"], arrays["etag_ends"]),
             )
     except FileNotFoundError:
-        return None
+        return None, 0.0
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        return None  # damaged: list again
+        return None, 0.0  # damaged: list again
     _log.info("penstock: using a listing of %s objects made %.0f s ago", len(found), age)
-    return found
+    return found, age
 
 
 class ObjectTree:

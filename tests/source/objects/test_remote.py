@@ -22,7 +22,7 @@ import pytest
 import penstock as ps
 from benchmarks.storage.server import Conditions, ObjectServer
 from penstock.errors import PipelineError, SampleError, SourceError
-from penstock.source.objects import connection
+from penstock.source.objects import connection, listing
 from penstock.source.remote import RemoteFilesSource, RemoteFolderSource
 
 pytest.importorskip("obstore", reason="obstore is not installed")
@@ -233,6 +233,25 @@ def test_a_fetcher_that_is_killed_is_started_again(server: ObjectServer) -> None
     assert found.read([0, 1]) == expected
 
 
+def test_a_fetcher_that_is_killed_before_it_lists_is_started_again(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = connection._send
+    asked: list[str] = []
+
+    def send_to_nobody(to: socket.socket, header: list[Any]) -> None:
+        if header[0] == "list" and "list" not in asked:
+            for process in _fetchers():
+                process.kill()
+                process.wait(PATIENCE)
+        asked.append(header[0])
+        send(to, header)
+
+    monkeypatch.setattr(connection, "_send", send_to_nobody)
+    assert len(source(server)) == FILES
+    assert asked.count("list") == 2
+
+
 def test_a_fetcher_that_ended_before_anybody_connected_is_started_again(
     server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +308,23 @@ def test_a_listing_without_a_version_is_made_again_later(
     assert server.requests == []
     source(server)
     assert server.requests == ["LIST bucket"]
+
+
+def test_a_listing_may_be_removed_while_it_is_read(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source(server)
+    load = listing._load
+
+    def load_and_remove(kept: Path, longest: float | None) -> Any:
+        found = load(kept, longest)
+        kept.unlink()
+        return found
+
+    monkeypatch.setattr(listing, "_load", load_and_remove)
+    server.requests.clear()
+    assert len(source(server)) == FILES
+    assert server.requests == []
 
 
 def test_a_damaged_listing_is_made_again(server: ObjectServer, tmp_path: Path) -> None:
