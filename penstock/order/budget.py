@@ -59,7 +59,7 @@ class Budget:
                 "batch() got by= without a size: give the number of samples in a batch, or tokens= "
                 "for the sum of their lengths, or both."
             )
-        limit = self.limit
+        limit: Any = self.limit
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, Real) or not 0 < limit < math.inf
         ):
