@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -60,9 +59,8 @@ class Budget:
                 "for the sum of their lengths, or both."
             )
         limit: Any = self.limit
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, Real) or not 0 < limit < math.inf
-        ):
+        is_number = not isinstance(limit, bool) and isinstance(limit, (int, float, np.number))
+        if limit is not None and not (is_number and 0 < limit < math.inf):
             raise PipelineError(f"tokens is {limit!r}; give a finite number above 0.")
         for name in ("size", "window"):
             value = getattr(self, name)
