@@ -99,7 +99,8 @@ def test_a_keeper_writes_the_secrets_it_is_given_and_keeps_the_node_in_the_clust
     kept.leave()
     assert wait_for_exit(again.pid, LIMIT)
     assert not Path(report.secret).exists()
-    assert [path.name for path in (place / "node").glob("*.sock")] == []
+    # The first keeper may have started one more node when the second one left. It ends when idle.
+    wait_for(lambda: not list((place / "node").glob("*.sock")))
 
 
 def test_a_machine_without_secrets_says_what_to_do(place: Path, secrets: Secrets) -> None:

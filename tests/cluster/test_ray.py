@@ -104,29 +104,33 @@ class RayMachines:
     def node(self, number: int) -> dict[str, Any] | None:
         return request_status(self.directories[number])
 
-    def processes(self) -> list[int]:
+    def processes(self) -> dict[int, str]:
         """Processes of this cluster that run: their arguments or variables name its directory."""
-        found = []
+        found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == os.getpid():
                 continue
             try:
-                said = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                command = (entry / "cmdline").read_bytes()
+                said = command + (entry / "environ").read_bytes()
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
             if str(self.place).encode() in said and state != "Z":
-                found.append(int(entry.name))
+                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
         return found
 
     def close(self) -> None:
         try:
             self._process.communicate(timeout=LIMIT)
+            # Nodes and their workers end by themselves, on a busy machine a little later.
+            wait_for(lambda: not self.processes())
         finally:
             left = self.processes()
             for pid in left:  # all of them were started by this test
-                os.kill(pid, signal.SIGKILL)
-        assert left == []
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            assert left == {}
 
 
 @pytest.fixture(params=[True])
