@@ -34,7 +34,6 @@ from penstock.source.objects.protocol import (
 LINGER = 0.6
 """Seconds without a connection after which the fetcher ends."""
 
-
 BUDGET = 256 << 20
 """Bytes that are fetched ahead. At 1 GB/s they are a quarter of a second: more than the latency of
 an object store."""
@@ -354,7 +353,9 @@ class _Request:
         self._failed(ObjectFailure(failure, again=True))
 
     def _answered(self, asked: float, task: asyncio.Task[Any]) -> None:
-        error = None if task.cancelled() else task.exception()
+        if task.cancelled():  # given up, or the fetcher ends
+            return
+        error = task.exception()
         if task not in self._running or self.answer.done():  # given up, or both at one moment
             return
         self._running.discard(task)

@@ -258,6 +258,22 @@ def test_an_unexpected_error_reaches_the_reader() -> None:
         asyncio.run(take_all(fetching(Memory(broken)), wanted(1)))
 
 
+def test_a_fetcher_that_ends_with_requests_on_their_way_reports_no_errors() -> None:
+    async def never(path: str, request: int) -> bytes:
+        return await asyncio.get_running_loop().create_future()
+
+    found = fetching(Memory(never))
+    errors: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: errors.append(about))
+        found.expect("s3://bucket", wanted(3))
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert errors == []
+
+
 def test_what_is_not_needed_any_more_is_dropped() -> None:
     store = Memory(at_once)
     found = fetching(store, budget=1000, requests=100)
