@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from tests.support.torchvision import load as load_torchvision
 
@@ -29,6 +30,10 @@ os.environ.setdefault("PENSTOCK_CACHE_DIR", _kept.name)
 
 # Before anything imports Triton: its kernels then run on CPU tensors, without a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# No test may fail because the machine is busy. Otherwise this is so only where CI is set.
+settings.register_profile("any-machine", settings(), deadline=None)
+settings.load_profile("any-machine")
 
 collect_ignore = [
     "penstock/torch/lightning.py",
