@@ -248,7 +248,7 @@ class Fetching:
                 if self._requests.get(number) is done:
                     del self._requests[number]
             _hand_over(done, wanted, ranges, contents)
-            self._window.arrived(numbers[0])
+            self._window.arrived(numbers[0], self.clock())
             self._fill()
 
         request.add_done_callback(arrived)

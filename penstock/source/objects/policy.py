@@ -75,29 +75,119 @@ class Hedging:
         return True
 
 
+class Flow:
+    """How many bytes may be on their way at once: about as few as keep the link busy.
+
+    All requests share the link. More bytes than it needs only wait for each other, and what a batch
+    waits for waits with them. So there are ``first`` bytes at the start, and twice as many as long
+    as bytes then arrive faster. Now and then it is tried again whether twice as many are faster, or
+    half as many as fast. A trial is a round: the time in which that many bytes arrive.
+
+    >>> flow = Flow(first=100)
+    >>> for second in range(100):  # 100 bytes a second, however many are on their way
+    ...     flow.full()
+    ...     flow.arrived(100, second, flow.limit)
+    >>> flow.limit
+    100
+    """
+
+    FASTER, AS_FAST = 1.1, 0.9
+    """The rate from which on twice as many bytes are kept, or half as many, relative to before."""
+
+    SHORTEST = 0.05
+    """Seconds of a round, at least: what takes less is not measured well."""
+
+    EVERY = 8
+    """Rounds from one trial to the next."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with few bytes again: a loader begins."""
+        self.limit = self._before = self._first
+        self._trying = False
+        self._rate = self._refused = 0.0
+        self._rounds_left = 1
+        self._more_next = True
+        self._begin_round(0)
+
+    def _begin_round(self, earlier: int) -> None:
+        """``earlier``: bytes that were on their way already."""
+        self._earlier = earlier
+        self._since: float | None = None
+        self._bytes = 0
+        self._full = False
+
+    def full(self) -> None:
+        """More bytes would be on their way if they were allowed."""
+        self._full = True
+
+    def arrived(self, nbytes: int, now: float, flying: int) -> None:
+        """Bytes have arrived, and ``flying`` bytes are still on their way."""
+        if self._earlier > 0:
+            self._earlier -= nbytes
+        elif self._since is None:
+            self._since = now
+        else:
+            self._bytes += nbytes
+            seconds = now - self._since
+            if self._bytes >= self.limit and seconds >= self.SHORTEST:
+                if self._trying:
+                    self._judge(self._bytes / seconds)
+                elif self._full:
+                    self._settled(self._bytes / seconds)
+                self._begin_round(flying)
+
+    def _judge(self, rate: float) -> None:
+        """Keep what was tried, or not."""
+        self._trying = False
+        more = self.limit > self._before
+        if rate < self._rate * (self.FASTER if more else self.AS_FAST):
+            self.limit = self._before
+            self._refused = rate if more else 0.0
+            return
+        self._rate = rate
+        if more:
+            self._try(2 * self.limit)
+
+    def _settled(self, rate: float) -> None:
+        self._rate = rate
+        self._rounds_left -= 1
+        if self._refused > rate * self.FASTER:  # it was compared with a rate that was too high
+            self._rounds_left, self._more_next = 0, True
+        self._refused = 0.0
+        if self._rounds_left <= 0:
+            self._rounds_left = self.EVERY
+            less = not self._more_next and self.limit > self._first
+            self._more_next = not self._more_next
+            self._try(max(self._first, self.limit // 2) if less else 2 * self.limit)
+
+    def _try(self, limit: int) -> None:
+        self._trying = True
+        self._before, self.limit = self.limit, limit
+
+
 class Window:
     """Which objects are fetched ahead of the need for them, in the order in which they are needed.
 
     Objects, or ranges of them, are known by numbers of the caller. At most ``requests`` are on
     their way at once, and what was fetched and not taken yet is at most ``budget`` bytes, or one
-    object.
-
-    All requests share the link. So that the first batch does not wait for what is fetched ahead of
-    it, only ``first`` bytes are on their way at the start, and one byte more for each that arrives:
-    twice as many after each round trip.
+    object. ``first``: bytes that are on their way at the start, see ``Flow``.
 
     >>> window = Window(budget=100, requests=2)
     >>> window.expect([(1, 60), (2, 30), (3, 30)])
     >>> window.start(), window.start(), window.start()
     (1, 2, None)
-    >>> window.arrived(1), window.taken(1), window.start()
+    >>> window.arrived(1, now=0.1), window.taken(1), window.start()
     (None, None, 3)
     """
 
     def __init__(self, budget: int, requests: int, first: int = 8 << 20) -> None:
         self._budget = budget
         self._requests = requests
-        self._first = self._open = first
+        self._flow = Flow(first)
         self._waiting: OrderedDict[int, int] = OrderedDict()
         self._held: dict[int, int] = {}
         self._flying: dict[int, int] = {}
@@ -123,11 +213,14 @@ class Window:
         return number
 
     def _is_open(self, size: int) -> bool:
-        return self._bytes_flying + size <= self._open
+        if self._bytes_flying + size <= self._flow.limit:
+            return True
+        self._flow.full()
+        return False
 
     def restart(self) -> None:
         """Begin with few bytes on their way again: a loader begins."""
-        self._open = self._first
+        self._flow.restart()
 
     def demand(self, number: int, size: int) -> bool:
         """An object is needed now. Returns whether the caller must fetch it: nobody does yet."""
@@ -165,9 +258,10 @@ class Window:
         """Hold up to this number of bytes from now on."""
         self._budget = budget
 
-    def arrived(self, number: int) -> None:
+    def arrived(self, number: int, now: float) -> None:
         """The request for an object has ended."""
-        self._open += self._land(number)
+        size = self._land(number)
+        self._flow.arrived(size, now, self._bytes_flying)
 
     def _land(self, number: int) -> int:
         size = self._flying.pop(number, 0)

@@ -260,7 +260,8 @@ def test_an_unexpected_error_reaches_the_reader() -> None:
 
 def test_a_fetcher_that_ends_with_requests_on_their_way_reports_no_errors() -> None:
     async def never(path: str, request: int) -> bytes:
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        return b""
 
     found = fetching(Memory(never))
     errors: list[dict[str, Any]] = []
