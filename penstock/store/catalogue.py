@@ -299,7 +299,8 @@ def discard(info: StoreInfo) -> bool:
     if info.kind in NEVER or info.where == "memory":
         return False
     if info.is_store:
-        if not remove(info.place):
+        # Another process that collects at the same time may have removed it.
+        if guards.is_store(info.place) and not remove(info.place):
             return False
     elif record is not None:
         with ledger.alone(record.made.key) as (alone, _):

@@ -17,7 +17,7 @@ import pytest
 from penstock import config
 from penstock.errors import StoreError
 from penstock.store import LmdbStore
-from penstock.store.catalogue import Proof, StoreInfo, in_memory, on_disk, remove, verify
+from penstock.store.catalogue import Proof, StoreInfo, discard, in_memory, on_disk, remove, verify
 from penstock.store.guard import StoreState
 from penstock.store.opening import DATA
 
@@ -151,6 +151,15 @@ def test_foreign_directories_are_not_found_and_not_removed(root: Path) -> None:
     with pytest.raises(StoreError, match="not a store of Penstock"):
         remove(root / "other")
     assert (root / "other" / DATA).exists()
+
+
+def test_a_store_that_another_process_has_collected_meanwhile_counts_as_removed(
+    root: Path,
+) -> None:
+    _fill(root / "aaaa")
+    info = _only(root)
+    assert discard(info)
+    assert discard(info)
 
 
 def test_a_store_in_use_names_its_users_and_is_not_removed(root: Path) -> None:
