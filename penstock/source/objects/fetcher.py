@@ -159,14 +159,21 @@ class Fetching:
         """Objects, fetched ahead or now. Ranges of one object side by side are fetched together."""
         numbers = [self._number((store, one)) for one in wanted]
         needed = dict(zip(numbers, map(self._size, wanted), strict=True))
+        late = any(map(self._window.waits, needed))
         for number, size in needed.items():
             if self._window.demand(number, size):
                 self._begin(self._with_neighbours(number, needed))
-        self._make_room(needed)
+        if late:
+            self._make_room(needed)
         return [self._reader(number) for number in numbers]
 
     def _make_room(self, needed: Collection[int]) -> None:
-        """Drop what seems not to be needed any more, for what is."""
+        """Drop what seems not to be needed any more, for what is.
+
+        That is so if an object is needed that still waits for room: all before it were fetched.
+        Other objects that are needed now take room for a moment only. Where a loader had to make
+        room for another one, dropping for each of these would drop what is needed next, for ever.
+        """
         for number in self._window.surplus():
             content = self._contents.get(number)
             wanted = number in needed or number in self._readers

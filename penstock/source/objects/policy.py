@@ -222,6 +222,10 @@ class Window:
         """Begin with few bytes on their way again: a loader begins."""
         self._flow.restart()
 
+    def waits(self, number: int) -> bool:
+        """Whether an object was announced and is not fetched yet."""
+        return number in self._waiting
+
     def demand(self, number: int, size: int) -> bool:
         """An object is needed now. Returns whether the caller must fetch it: nobody does yet."""
         if number in self._held:

@@ -307,6 +307,35 @@ def test_what_one_loader_has_announced_another_one_does_not_drop() -> None:
     asyncio.run(run())
 
 
+def test_a_loader_goes_on_fetching_ahead_after_another_one_took_its_room() -> None:
+    store = Memory(at_once)
+    found = fetching(store, budget=1000, requests=8)
+    train, valid = wanted(600), [WantedObject(f"valid {n}", size=10) for n in range(50)]
+
+    async def settled() -> None:
+        while store.flying:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def read(objects: list[WantedObject]) -> None:
+        for first in range(0, len(objects), 10):
+            await asyncio.gather(*found.get_all("s3://bucket", objects[first : first + 10]))
+            await settled()
+
+    async def run() -> None:
+        found.expect("s3://bucket", train, "train")
+        await read(train[:100])
+        found.expect("s3://bucket", valid, "valid")
+        await read(valid)
+        await read(train[100:])
+
+    asyncio.run(run())
+    # What was dropped for the other loader is fetched again, and nothing else.
+    assert sum(store.asked.values()) <= len(train) + 2 * len(valid)
+    assert found.bytes_held == 0
+
+
 def test_what_waits_for_room_is_forgotten_too() -> None:
     store = Memory(at_once)
     found = fetching(store, budget=50, requests=100)
