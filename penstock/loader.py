@@ -609,6 +609,16 @@ class Loader:
             )
         self._unverified = None
 
+    def renew_data(self) -> None:
+        """Describe the dataset anew, which has changed, in checkpoints and where one is loaded."""
+        self._data.renew()
+
+    def renew_workers(self) -> None:
+        """Go on with workers, and stores in memory, of the dataset as it is now."""
+        if self._feed is not None:
+            generations = self._assembly.keepers.generations
+            self._reassemble(None if generations is None else generations.kept)
+
     def _switch_to(self, pipeline: Pipeline, chosen: Any, kept: int | None) -> None:
         """Use the pipeline that ``refurbish("auto")`` chose when a checkpoint was taken."""
         self._end_feed()

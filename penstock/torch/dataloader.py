@@ -600,11 +600,13 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             )
         # That of a stream is saved by whoever reads it, with its position.
         stateful = not self._streaming and is_stateful(self.dataset)
+        if stateful:  # reading it may have changed it since the last checkpoint
+            prepared.inner.renew_data()
         return {
             **prepared.inner.state_dict(),
             "seed_given": self.seed is not None or self.generator is not None,
             "follows_torch": prepared.follows,
-            **({"dataset": self.dataset.state_dict()} if stateful else {}),
+            **({"dataset": copy.deepcopy(self.dataset.state_dict())} if stateful else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -625,13 +627,18 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             self._load(state, prepared)
             return
         # Before the rest: the state of a dataset is part of which data it is.
-        before = self.dataset.state_dict()
+        before = copy.deepcopy(self.dataset.state_dict())
         self.dataset.load_state_dict(state["dataset"])
         try:
+            prepared.inner.renew_data()
             self._load(state, prepared)
         except BaseException:
             self.dataset.load_state_dict(before)
+            prepared.inner.renew_data()
             raise
+        current = self._current()
+        if current is not None:
+            current.inner.renew_workers()
 
     def _load(self, state: Mapping[str, Any], prepared: _Backing) -> None:
         loader, ranks = prepared.inner, self._ranks

@@ -187,3 +187,59 @@ def test_a_map_style_dataset_resumes_by_its_own_state(workers: int) -> None:
     with pytest.raises(StateError):
         other.load_state_dict(state)
     assert other.dataset.level == 0
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_run_already_get_the_state_of_a_dataset(
+    workers: int, persistent: bool
+) -> None:
+    loader = DataLoader(Curriculum(n=6), batch_size=2, num_workers=workers)
+    loader.dataset.level = 3
+    state, rest = taken_and_rest(loader, 1)
+    running = DataLoader(
+        Curriculum(n=6), batch_size=2, num_workers=workers, persistent_workers=persistent
+    )
+    assert values(running) == [[0, 1], [2, 3], [4, 5]]
+    running.load_state_dict(state)
+    assert values(running) == rest
+    assert values(running) == [[300, 301], [302, 303], [304, 305]]
+
+
+class CountsReads(Made):
+    """A map-style dataset that changes while it is read."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n=n)
+        self.reads = [0]
+
+    def __getitem__(self, index: int) -> float:
+        self.reads[0] += 1
+        return self.reads[0] * 100.0 + index
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"reads": self.reads}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.reads[:] = state["reads"]
+
+
+def test_every_checkpoint_of_a_dataset_that_reading_changes_resumes() -> None:
+    loader = DataLoader(CountsReads(8), batch_size=2, num_workers=0)
+    loop = iter(loader)
+    next(loop)
+    first = loader.state_dict()
+    next(loop)
+    second = loader.state_dict()
+    rest = values(loop)
+    assert rest == [[504, 605], [706, 807]]
+    for state, batches in ((second, rest), (first, [[302, 403], *rest])):
+        resumed = DataLoader(CountsReads(8), batch_size=2, num_workers=0)
+        resumed.load_state_dict(state)
+        assert values(resumed) == batches
+    # A checkpoint that is refused leaves the dataset as it was.
+    with pytest.raises(StateError):
+        DataLoader(loader.dataset, batch_size=2, num_workers=0, collate_fn=len).load_state_dict(
+            first
+        )
+    assert loader.dataset.reads == [8]
