@@ -456,7 +456,10 @@ class Loader:
             self._settled = feed.settled()
             self._batches = Batches(self._plan, self._cursor, self._may_begin_early)
             batches = window_ahead(iter(self._batches), self._plan.as_deal, self.pipeline.source)
-            feed.start(batches, any_thread=self._plan.any_thread, most_ahead=self._plan.most_ahead)
+            most_ahead = self._plan.most_ahead
+            if self._ahead is not None:
+                most_ahead = self._ahead.leave_of(most_ahead)
+            feed.start(batches, any_thread=self._plan.any_thread, most_ahead=most_ahead)
             if self._ahead is not None:
                 plain = self._plain if self._plan.any_thread else None
                 self._ahead.take_from(None if plain is None else plain.take_ready)

@@ -113,6 +113,8 @@ class _Line:
         """Held by whoever takes a batch from the feed."""
         self.taken = 0
         """Batches that were taken. Changed with the lock ``taking``."""
+        self.failed = False
+        """Taking one failed in the background thread. Changed with the lock ``taking``."""
         self.handed_out = 0
         """Batches that were handed out. Changed by the loop."""
         self.limit = 0
@@ -129,11 +131,12 @@ class _Line:
         if not self.taking.acquire(blocking=False):
             return None
         try:
-            if self.take_ready is None or not self._room() or self._failed():
+            if self.take_ready is None or self.failed or not self._room():
                 return None
             try:
                 ready = self.take_ready()
             except Exception as error:  # raised in the thread of the loop
+                self.failed = True
                 return self.add(_Taken(None, error=error))
             return None if ready is None else self.add(_taken(ready))
         finally:
@@ -142,12 +145,6 @@ class _Line:
     def _room(self) -> bool:
         return self.taken < min(self.limit, self.handed_out + self.depth)
 
-    def _failed(self) -> bool:
-        try:
-            return self.batches[-1].error is not None
-        except IndexError:  # the loop may take the last one at any moment
-            return False
-
     def clear(self) -> None:
         """Forget all batches, and take none ahead until the loop asks for a batch."""
         with self.taking:
@@ -155,6 +152,7 @@ class _Line:
                 if taken.value is not None:
                     taken.value.cancelled = True
             self.batches.clear()
+            self.failed = False
             self.limit = self.handed_out = self.taken
 
 
@@ -195,6 +193,7 @@ class Ahead:
         self._background: Background | None = None
         self._work: SimpleQueue[Any] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._depth = depth
         self._line = _Line(depth)
 
     def __len__(self) -> int:
@@ -307,6 +306,15 @@ class Ahead:
         """
         self.clear()
         self._line.take_ready = take_ready
+
+    def leave_of(self, most_ahead: int | None) -> int | None:
+        """How many of the batches that may be dealt ahead (see ``Plan``) the feed may have.
+
+        The batches that are taken ahead are the others.
+        """
+        depth = self._depth if most_ahead is None else min(self._depth, max(0, most_ahead - 1))
+        self._line.depth = depth
+        return None if most_ahead is None else most_ahead - depth
 
     def clear(self) -> None:
         """Forget the batches that were not handed out."""

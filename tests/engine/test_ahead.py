@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.engine.ahead import Ahead
+from penstock.engine.ahead import Ahead, _Conversion
 from penstock.engine.feed import Ready
 from penstock.order.plan import BatchKeys
 from penstock.stats import Meter
@@ -93,6 +93,19 @@ def test_two_batches_are_taken_ahead_and_no_more(made: Callable[..., Ahead]) -> 
     assert (feed.taken, len(ahead)) == (3, 2)
     ahead.next(feed.take, feed.ready, None, METER)
     assert (feed.taken, len(ahead)) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("most_ahead", "feeds", "taken"), [(None, None, 2), (0, 0, 0), (1, 1, 0), (2, 1, 1), (6, 4, 2)]
+)
+def test_batches_taken_ahead_count_among_those_that_may_be_dealt(
+    most_ahead: int | None, feeds: int | None, taken: int, made: Callable[..., Ahead]
+) -> None:
+    feed, ahead = Feed(*map(batch, range(9))), made(str)
+    assert ahead.leave_of(most_ahead) == feeds
+    for number in range(3):
+        assert value(ahead.next(feed.take, feed.ready, None, METER)) == str(number)
+        assert (feed.taken, len(ahead)) == (number + 1 + taken, taken)
 
 
 def test_a_batch_that_is_not_ready_is_not_waited_for(made: Callable[..., Ahead]) -> None:
@@ -251,6 +264,29 @@ def test_an_error_in_the_background_is_raised_in_its_place(made: Callable[..., A
     with pytest.raises(OSError, match="too many files"):
         following(ahead, feed)
     assert feed.taken == 3  # nothing is taken after an error
+
+
+def test_nothing_is_taken_after_an_error_that_the_loop_has_got(made: Callable[..., Ahead]) -> None:
+    going, feed = threading.Event(), ReadyFeed(batch(0), batch(1), OSError("too many"), batch(3))
+
+    def convert(number: int) -> str:
+        assert number != 9 or going.wait(60)
+        return str(number)
+
+    ahead = made(convert, depth=4)
+    ahead.take_from(feed.take_ready)
+    assert following(ahead, feed) == "0"
+    wait_for(lambda: len(ahead) == 2)
+    # The background thread is held up before it looks for more batches.
+    ahead._work.put(_Conversion(9, batch(9).batch_keys))
+    assert following(ahead, feed) == "1"
+    with pytest.raises(OSError, match="too many"):
+        following(ahead, feed)
+    going.set()
+    last = _Conversion(10, batch(10).batch_keys)
+    ahead._work.put(last)
+    last.wait()  # the background thread has looked
+    assert feed.taken == 3
 
 
 def test_a_new_feed_gets_nothing_of_the_one_before(made: Callable[..., Ahead]) -> None:

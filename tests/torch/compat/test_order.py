@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
+from penstock.torch import DataLoader
 from tests.torch.compat.datasets import Made, Stream, values
 
 DATA = Made()
@@ -146,6 +149,26 @@ def test_with_workers_samplers_draw_as_far_ahead_as_in_torch(order: str, loader:
         pytest.skip("torch says what is right")
     expected = beside_a_loop(torch.utils.data.DataLoader, order, True, 1)
     assert beside_a_loop(loader, order, True, 1) == expected
+
+
+def drawn_beside_a_loop(loader: Any, **options: Any) -> list[int]:
+    """How many batches a sampler of the script has drawn whenever the loop gets one."""
+    drawn: list[int] = []
+
+    class Recording(Sampler[int]):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[int]:
+            drawn.append(0)
+            for index in range(len(DATA)):
+                drawn[-1] += 1
+                yield index
+
+    return [drawn[-1] for _ in loader(DATA, sampler=Recording(), **options)]
+
+
+@pytest.mark.parametrize("more", [{"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 1}])
+def test_batches_on_the_way_to_a_device_count_among_those_drawn_ahead(more: Any) -> None:
+    expected = drawn_beside_a_loop(torch.utils.data.DataLoader, **more)
+    assert drawn_beside_a_loop(DataLoader, device="meta", **more) == expected
 
 
 def _torch_draws(options: dict[str, Any], persistent: bool) -> Any:
