@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import penstock as ps
+from penstock.engine.pools.runner import LayoutChanged, Runner, Work, WorkerInfo
+from penstock.engine.slots import Layout
+from penstock.keyed import Keys
 
 
 def wait_for(file: Path) -> None:
@@ -68,3 +72,22 @@ def test_batches_whose_shapes_change_all_the_time_are_prepared_once() -> None:
         assert len(list(loader)) == 60
     assert first < 70  # until that is noticed, some are prepared twice
     assert len(calls) == first + 60
+
+
+def test_samples_that_lie_in_rows_are_not_kept_for_the_next_task() -> None:
+    # By then another batch may have the memory of these rows.
+    images = [(np.full((4, 4, 3), number, np.uint8), 1.5 if number else 1) for number in range(2)]
+    pipeline = ps.from_dataset(images).map(ps.image.random_flip(), on=0).batch(2)
+    work = Work(pipeline.road(0), None, list, "raise", 2)
+    runner = Runner(work, WorkerInfo(0, 1, 0, process=True))
+    runner._recent.append((1e-6, 0.0))  # so that they run as one group
+    layout = Layout.of(images[0], 2)
+    assert layout is not None
+    columns, keys = layout.new_columns(2), Keys(0, [0, 1])
+    with pytest.raises(LayoutChanged):
+        runner.rows(keys, columns, layout, 0)
+    for column in columns:
+        if column is not None:
+            column[:] = 99
+    batch, _ = runner.whole(keys)
+    assert [(image.max(), label) for image, label in batch] == [(0, 1), (1, 1.5)]

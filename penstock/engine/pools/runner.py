@@ -279,7 +279,8 @@ class Runner:
                 try:
                     _write(samples, columns, layout, row, report, self._road.rows.given)
                 except LayoutChanged:
-                    if len(samples) == len(keys):
+                    # Samples in their rows would change with the next batch that gets the slot.
+                    if len(samples) == len(keys) and not self._road.rows.given:
                         self._keep(keys, samples)
                     raise
                 self._road.rows.clear()
