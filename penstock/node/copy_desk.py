@@ -59,6 +59,8 @@ class NodeCopyDesk:
         self._all_gone = False
         self._later = 0
         """Batches until the node is asked for again."""
+        self._unanswered: set[BatchName] = set()
+        """Batches whose answer this job did not wait for to the end. It may still come."""
         self.patience = PATIENCE
         _desks.add(self)
 
@@ -90,6 +92,7 @@ class NodeCopyDesk:
             wire.close()
             self._all_gone = True
             self._handles.clear()
+            self._unanswered.clear()
             _log.info("%s: no copies are shared for now: %s", self.name, why)
         self._later = AGAIN
 
@@ -100,12 +103,15 @@ class NodeCopyDesk:
             if self._later > 0:
                 return None
             self._connect()
+        if name in self._unanswered:
+            return None  # the late answer could be taken for that to this request
         self._send(AskCopy(*name[1:]))
         while self._wire is not None:
             message = self._receive()
             if isinstance(message, (MakeCopy, UseCopy)):
-                if BatchName("", *message.name[1:]) != name:
-                    # An answer for which this job did not wait to the end.
+                answered = BatchName("", *message.name[1:])
+                if answered != name:
+                    self._unanswered.discard(answered)
                     self._send(CopyEnded(*message.name[1:]))
                 elif isinstance(message, UseCopy):
                     return UseShared(message.owner, message.place, message.version, message.layout)
@@ -114,6 +120,7 @@ class NodeCopyDesk:
                     return None if place is None else MakeShared(place, message.readers)
             elif message is None and self._wire is not None:
                 self._send(CopyEnded(*name[1:]))
+                self._unanswered.add(name)
                 return None
         return None
 
