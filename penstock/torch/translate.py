@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock import image
 from penstock.operation import Operation
 from penstock.torch.image_folder import is_transform
@@ -126,5 +128,6 @@ _EQUIVALENTS: dict[str, Callable[[Any], Operation | None]] = {
 
 
 def _levels(given: Any) -> tuple[float, ...]:
-    """The levels of all channels; torchvision takes one number for all of them too."""
-    return tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),) * 3
+    """The levels of all channels: a list, an array, a tensor, or one number for all channels."""
+    levels = np.asarray(given, float)
+    return tuple(levels.ravel().tolist()) if levels.ndim else (levels.item(),) * 3
