@@ -198,8 +198,7 @@ class ClusterService:
         self._gone: dict[str, tuple[float, Machine]] = {}
         """Machines that have left, by name, and when."""
         self._faults: dict[str, tuple[type[PeerFault], str]] = {}
-        """By address: the last fault. It ends with the next connection."""
-        """By address: the kind of the last fault in the log."""
+        """By address: the last fault, which is in the log. It ends with the next connection."""
         incarnation = time.time_ns()
         self._hello = Hello(VERSION, RELEASE, name, incarnation)
         self._server = FlightServer(self, self._hello, secrets, host=host, port=port)

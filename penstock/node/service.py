@@ -110,8 +110,8 @@ class Service:
         self.guests: Guests | None = None
         """Prepares samples for jobs on other machines."""
         self.stays = False
-        """A command has put this node into a cluster, until another takes it out."""
-        """The node does not end without members, because other machines use it."""
+        """The node does not end without members, because other machines use it: a command has put
+        it into a cluster, until another takes it out."""
         self._held_until = float("-inf")
         """The node stays until then: the process that kept it in its cluster may come back."""
         self._courier: KeeperCourier | None = None
