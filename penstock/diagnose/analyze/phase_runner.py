@@ -556,11 +556,10 @@ class PhaseRunner:
         self._tell(f"the loader alone: {name}")
         setup, timer = self._subject.setup, self._timer(name)
         moments = []
-        watch = (
-            WorkerWatch(threads=not setup.own_process, others=self._others)
-            if keep and setup.workers and self._machine is not None
-            else None
-        )
+        # In a crew the main thread of a process waits for messages while the others work, and only
+        # the process itself could tell their waits for the GIL from those for other locks.
+        watched = keep and setup.workers and setup.kind != "crew" and self._machine is not None
+        watch = WorkerWatch(threads=not setup.own_process, others=self._others) if watched else None
         before = self._machine.snapshot() if self._machine and keep else None
         with watch or nullcontext():
             while not timer.done and (self._left(overrun=True) > 0 or not timer.steps):

@@ -11,12 +11,15 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.diagnose.analyze import phase_runner
 from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE
 from penstock.diagnose.analyze.judge import result_of
+from penstock.diagnose.analyze.machine import MachineWatch
 from penstock.diagnose.analyze.phase_runner import ROUNDS, PhaseRunner, slow_start
 from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Setup
 from penstock.diagnose.analyze.result import LEAST_STEPS
 from penstock.diagnose.analyze.worker_sweep import TURNS
+from penstock.diagnose.analyze.worker_watch import WorkerWatch
 from tests.support.reports import SETUP
 
 BATCH = 8
@@ -423,3 +426,37 @@ def test_what_a_loader_cannot_do_is_not_noted_as_left_out() -> None:
     (left_out,) = [note for note in report.notes if "because the time was up" in note]
     assert "Penstock's loader" in left_out
     assert "refurbish" not in left_out
+
+
+@pytest.mark.parametrize(("kind", "watched"), [("processes", True), ("crew", False)])
+def test_workers_are_watched_only_where_their_threads_can_be_told_apart(
+    kind: str, watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Printed for a crew whose workers slept all the time: idle 93 %. One that computed: lock 48 %.
+    class Workers(SimulatedSubject):
+        @property
+        def setup(self) -> Setup:
+            return replace(super().setup, kind=kind)
+
+    made: list[Any] = []
+
+    class Watch(WorkerWatch):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            made.append(self)
+
+    monkeypatch.setattr(phase_runner, "WorkerWatch", Watch)
+    clock = Clock()
+    subject = Workers(clock, prep=0.01, fetch=0.0)
+    runner = PhaseRunner(
+        subject,
+        seconds=60.0,
+        clock=clock,
+        sleep=clock.sleep,
+        cpu=lambda: 0.0,
+        machine=MachineWatch(),
+    )
+    for _ in runner.run(subject._every("own", 0.01)):
+        clock.now += 0.02
+    assert runner.report is not None
+    assert bool(made) is watched
