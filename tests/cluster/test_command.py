@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from penstock.cluster.secrets import make_secrets
 from penstock.commands import cluster
 from penstock.commands.cluster import guest_lines
 from penstock.errors import ClusterError, WorkerError
+from penstock.node import client
 from penstock.node.client import enter_cluster, request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
 from penstock.node.protocol import EnterCluster
-from tests.cluster.test_nodes import free_port
+from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -67,6 +69,7 @@ def test_a_cluster_is_started_shown_and_left(
     with pytest.raises(WorkerError, match=f"is in the cluster of {address}"):
         enter_cluster(directory, job._replace(seeds=["127.0.0.2:1"]))
     capsys.readouterr()
+    monkeypatch.setattr(client, "wait_for_exit", partial(wait_for_exit, timeout=300))
     assert main(["cluster", "leave"]) == 0
     assert capsys.readouterr().out == "This machine has left the cluster.\n"
     assert wait_for_exit(pid["pid"], timeout=0.0)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from penstock.errors import ClusterError, PipelineError
 from penstock.node.client import request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
 from penstock.node.member import depth_in_cluster
+from tests.support.ports import free_port
 from tests.support.scripts import cluster_job, cluster_kinds_job, spanning_job
 
 SAMPLES, SIZE = 96, 20_000
@@ -113,12 +113,6 @@ def hosts(files: Path) -> Iterator[TwoHosts]:
     yield made
     made.close()
     shutil.rmtree(place, ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def results_of(jobs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from penstock.cluster.secrets import make_secrets
 from penstock.errors import ClusterError
 from penstock.node.client import request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
-from tests.cluster.test_nodes import free_port
+from tests.support.ports import free_port
 from tests.support.scripts import remote_job
 
 SAMPLES, SECONDS = 192, 0.02

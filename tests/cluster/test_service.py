@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from penstock.store.admission import Admission
 from penstock.store.partitioned import Division
 from penstock.store.plain import pack_sample, unpack_sample
 from penstock.store.value import Lent
+from tests.support.ports import free_port
 
 SAMPLES = 64
 LIMIT = 60.0
@@ -134,9 +134,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def services(secrets: Secrets) -> Iterator[list[ClusterService]]:
     # The address of the first machine must be known before it starts.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     seeds = [f"127.0.0.1:{port}"]
     made = [
         ClusterService(seeds, secrets, host="127.0.0.1", port=port, name="m0"),

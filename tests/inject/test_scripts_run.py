@@ -17,8 +17,8 @@ import pytest
 
 from penstock.cluster.secrets import make_secrets
 from penstock.errors import ClusterError
-from tests.cluster.test_nodes import free_port
 from tests.support import SCRIPTS, warm
+from tests.support.ports import free_port
 
 torch = pytest.importorskip("torch")
 

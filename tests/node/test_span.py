@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import socket
 import threading
 import time
 from collections import Counter, namedtuple
@@ -25,6 +24,7 @@ from penstock.node import span, state
 from penstock.node.directory import NodeDirectory
 from penstock.node.group import Group
 from penstock.node.service import Service
+from tests.support.ports import free_port
 
 SAMPLES, BATCH = 52, 8
 LENGTH = -(-SAMPLES // BATCH)
@@ -45,9 +45,7 @@ class TwoNodes:
         self.place = place
         self._patch = monkeypatch
         make_secrets(place / "secret")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.nodes: list[Service] = []
         self._loaders: list[Any] = []
         self._claims: list[int] = []

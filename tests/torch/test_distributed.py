@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT
+from tests.support.ports import free_port
 from tests.support.torchvision import customization
 from tests.support.warm import start
 
@@ -339,11 +339,8 @@ def test_lightning_gives_ranks_disjoint_parts(tmp_path: Path) -> None:
 
 def test_accelerate_gives_ranks_disjoint_parts(tmp_path: Path) -> None:
     program, out, variables = place_for(ACCELERATE, "accelerate", tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     # What torchrun sets.
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     ranks = [
         ([str(out)], {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
     ]

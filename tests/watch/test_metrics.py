@@ -24,6 +24,7 @@ from penstock.watch.live_directory import LiveDirectory
 from penstock.watch.metrics import CONTENT_TYPE, METRICS, exposition
 from tests.support import ROOT
 from tests.support.clusters import cluster, machine, times
+from tests.support.ports import free_port
 from tests.support.snapshots import FULL, STANDING, STATS, snapshot
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -154,9 +155,7 @@ def test_the_machines_of_a_cluster_are_served() -> None:
 def port() -> int:
     # Loaders of other tests that are garbage, in cycles with exceptions, are still served.
     gc.collect()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 def fetch(port: int) -> dict[str, list[Any]]:

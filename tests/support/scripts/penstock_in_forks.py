@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import penstock.inject
 from penstock.cli import main
+from tests.support.ports import free_port
 from tests.support.warm import run_here
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -24,9 +24,7 @@ def launch(command: Sequence[str], environment: Mapping[str, str], watch: object
     ranks, (script, *words) = [dict(environment)], command[1:]
     if list(command[1:5]) == TORCHRUN:
         world, script, *words = command[5:]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         group = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         ranks = [{**environment, **group, "RANK": str(rank)} for rank in range(int(world))]
     context = multiprocessing.get_context("fork")
