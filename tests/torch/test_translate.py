@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import image
+from penstock.image.normalizing import Normalize
 from penstock.torch.translate import translate
 
 
@@ -40,8 +40,8 @@ def test_normalize_takes_levels_as_torchvision_does(given: Any, levels: list[flo
     found = translate(steps)
     assert found is not None
     last = found[-1]
-    assert isinstance(last, image.Normalize)
-    assert (list(last.mean), list(last.std)) == (levels, levels)
+    assert isinstance(last, Normalize)
+    assert (np.array(last.mean).tolist(), np.array(last.std).tolist()) == (levels, levels)
 
 
 def test_normalize_of_one_channel_is_left_to_torchvision() -> None:

@@ -108,12 +108,15 @@ def test_worker_init_fn_runs_once_in_each_worker(loader: Any, tmp_path: Path) ->
     made = loader(Made(n=1), num_workers=2, worker_init_fn=init)
     loop = iter(made)
     assert next(loop).tolist() == [0.0]
+
+    def found() -> dict[str, str]:
+        return {path.name: path.read_text() for path in tmp_path.iterdir()}
+
     limit = time.monotonic() + 60
-    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < limit:
+    while found() != {"0": "x", "1": "x"} and time.monotonic() < limit:
         time.sleep(0.01)
     assert list(loop) == []
-    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert found == {"0": "x", "1": "x"}
+    assert found() == {"0": "x", "1": "x"}
 
 
 def test_an_exception_of_worker_init_fn_is_that_of_the_loop(loader: Any) -> None:
