@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -430,7 +430,7 @@ def test_what_a_loader_cannot_do_is_not_noted_as_left_out() -> None:
 
 @pytest.mark.parametrize(("kind", "watched"), [("processes", True), ("crew", False)])
 def test_workers_are_watched_only_where_their_threads_can_be_told_apart(
-    kind: str, watched: bool, monkeypatch: pytest.MonkeyPatch
+    kind: Literal["processes", "crew"], watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Printed for a crew whose workers slept all the time: idle 93 %. One that computed: lock 48 %.
     class Workers(SimulatedSubject):
