@@ -37,9 +37,9 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
 
 def _number(node: Any, leaves: list[Any]) -> Any:
     if isinstance(node, Mapping):
-        return _remake(node, {key: _number(child, leaves) for key, child in node.items()})
+        return remake(node, {key: _number(child, leaves) for key, child in node.items()})
     if isinstance(node, (tuple, list)):
-        return _remake(node, [_number(child, leaves) for child in node])
+        return remake(node, [_number(child, leaves) for child in node])
     leaves.append(node)
     return len(leaves) - 1
 
@@ -56,8 +56,8 @@ def fill(skeleton: Any, leaves: Sequence[Any], as_tuple: Callable[[Any], Any] = 
         return as_tuple([fill(child, leaves, as_tuple) for child in skeleton])
     if isinstance(skeleton, Mapping):
         children = {key: fill(child, leaves, as_tuple) for key, child in skeleton.items()}
-        return _remake(skeleton, children)
-    return _remake(skeleton, [fill(child, leaves, as_tuple) for child in skeleton])
+        return remake(skeleton, children)
+    return remake(skeleton, [fill(child, leaves, as_tuple) for child in skeleton])
 
 
 def each_leaf(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -69,10 +69,8 @@ def each_leaf(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         children = {key: each_leaf(child, function) for key, child in value.items()}
         return children if type(value) is dict else same_mapping(value, children)
-    if is_namedtuple(value):
-        return type(value)(*(each_leaf(child, function) for child in value))
-    if type(value) in (tuple, list):
-        return type(value)([each_leaf(child, function) for child in value])
+    if isinstance(value, (tuple, list)):
+        return remake(value, [each_leaf(child, function) for child in value])
     return function(value)
 
 
@@ -120,7 +118,7 @@ def leaves_like(value: Any, skeleton: Any) -> list[Any]:
     return leaves
 
 
-def _remake(like: Any, children: Any) -> Any:
+def remake(like: Any, children: Any) -> Any:
     """A container of the same type; a plain dict or list if that type cannot be made so."""
     kind = type(like)
     if kind in (dict, list):
@@ -129,10 +127,13 @@ def _remake(like: Any, children: Any) -> Any:
         return kind(*children)
     if isinstance(like, Mapping):
         return same_mapping(like, children)
-    try:
+    with suppress(TypeError):
+        if isinstance(like, list):
+            made = copy.copy(like)  # with the attributes of a class of the user
+            made[:] = children
+            return made
         return kind(children)
-    except TypeError:
-        return children
+    return children
 
 
 _PLAIN_WHEN_STACKED = "torchvision.tv_tensors"

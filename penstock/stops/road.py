@@ -166,8 +166,8 @@ def _nbytes_of_all(samples: Sequence[Any]) -> int:
         return len(samples) * int(samples[0].nbytes)
     if kind is tuple and len(samples) > 1 and {type(sample) for sample in samples} == {tuple}:
         return sum([_nbytes_of_all(column) for column in zip(*samples, strict=False)])
-    if isinstance(getattr(samples[0], "nbytes", None), int):
-        return sum([getattr(sample, "nbytes", 0) for sample in samples])
+    if _own_nbytes(samples[0]):
+        return sum([_own_nbytes(sample) for sample in samples])
     return sum([_nbytes(sample) for sample in samples])
 
 
@@ -178,8 +178,16 @@ def _nbytes(sample: Any) -> int:
         return len(sample)
     if kind is tuple or kind is list or isinstance(sample, Mapping):
         values = sample.values() if isinstance(sample, Mapping) else sample
-        return sum([len(v) if type(v) is bytes else getattr(v, "nbytes", 0) for v in values])
-    nbytes = getattr(sample, "nbytes", 0)
+        return sum([len(v) if type(v) is bytes else _own_nbytes(v) for v in values])
+    return _own_nbytes(sample)
+
+
+def _own_nbytes(value: Any) -> int:
+    """``nbytes`` of an array or a tensor; 0 for a value that has none."""
+    try:
+        nbytes = getattr(value, "nbytes", 0)
+    except Exception:  # a sparse tensor has none, and a user's class may raise anything
+        return 0
     return nbytes if isinstance(nbytes, int) else 0
 
 

@@ -16,7 +16,7 @@ from penstock.pipeline import Pipeline
 from penstock.source import StreamSource
 from penstock.torch.delivering import delivering
 from penstock.torch.ranks import RankFinder, given_rank, of_stream
-from penstock.tree import is_namedtuple, same_mapping
+from penstock.tree import is_namedtuple, remake, same_mapping
 
 
 class Tensors:
@@ -30,7 +30,8 @@ class Tensors:
         self._tuples = tuples
 
     def __call__(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
+        # As torch: a masked array, or one of a class of the user, stays as it is.
+        if isinstance(value, np.ndarray) and type(value).__module__ == "numpy":
             try:
                 return torch.from_numpy(value)
             except TypeError:  # torch has no such element type
@@ -38,13 +39,14 @@ class Tensors:
         if isinstance(value, Mapping):
             tensors = {key: self(child) for key, child in value.items()}
             return tensors if type(value) is dict else same_mapping(value, tensors)
-        if is_namedtuple(value):
-            return type(value)(*(self._field(child) for child in value))
-        if type(value) is tuple:
-            return self._tuples([self._field(child) for child in value])
-        if type(value) is list:
-            return [self._field(child) for child in value]
-        return value
+        if not isinstance(value, (tuple, list)):
+            return value
+        fields = [self._field(child) for child in value]
+        if isinstance(value, tuple) and not is_namedtuple(value):
+            # torch makes lists of tuples of any class.
+            kept = type(value) is not tuple and self._tuples is not list
+            return remake(value, fields) if kept else self._tuples(fields)
+        return remake(value, fields)
 
     def _field(self, value: Any) -> Any:
         """A field of a tuple, named tuple or list."""

@@ -19,6 +19,18 @@ class Marked(torch.Tensor):  # type: ignore[misc]
     """A subclass of tensors."""
 
 
+class Row(list[Any]):
+    """A list with an attribute, which cannot be made of its items alone."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        super().__init__([first, second])
+        self.width = 2
+
+
+class Pair(tuple[Any, ...]):
+    """A subclass of tuples."""
+
+
 def marked(index: int) -> Any:
     return torch.full((2,), float(index)).as_subclass(Marked)
 
@@ -48,6 +60,9 @@ SAMPLES: dict[str, Any] = {
     "tuple with text": lambda i: (i, str(i), b"b"),
     "dict with text": lambda i: {"s": str(i), "t": (str(i), i)},
     "named tuple with text": lambda i: Point(str(i), i),
+    "list subclass": lambda i: Row(i, str(i)),
+    "list subclass inside": lambda i: {"row": Row(torch.ones(1) * i, [i])},
+    "tuple subclass": lambda i: Pair([i, float(i)]),
     "list of text": lambda i: [str(i), "b"],
     "nested": lambda i: ({"a": [i, (float(i), "s")]}, [torch.ones(2)]),
     "empty tensor": lambda i: torch.ones(0),
@@ -67,6 +82,7 @@ def same(one: Any, other: Any) -> None:
             same(one[key], other[key])
     elif isinstance(one, (list, tuple)):
         assert len(one) == len(other)
+        assert getattr(one, "width", 0) == getattr(other, "width", 0)
         for a, b in zip(one, other, strict=True):
             same(a, b)
     elif isinstance(one, np.ndarray):
@@ -91,7 +107,9 @@ def test_kinds_of_samples(kind: str, batch_size: Any, loader: Any) -> None:
         same(batch, right)
 
 
-@pytest.mark.parametrize("kind", ["tuple with text", "nested", "subclass", "bfloat16", "dict"])
+@pytest.mark.parametrize(
+    "kind", ["tuple with text", "nested", "subclass", "bfloat16", "dict", "list subclass"]
+)
 def test_kinds_of_samples_from_a_worker(kind: str, loader: Any) -> None:
     if loader is torch.utils.data.DataLoader:
         pytest.skip("torch says what is right without a worker")
@@ -104,6 +122,29 @@ def test_kinds_of_samples_from_a_worker(kind: str, loader: Any) -> None:
 def test_what_torch_cannot_collate_is_a_type_error(value: Any, loader: Any) -> None:
     with pytest.raises(TypeError):
         list(loader(Made(lambda _: value), batch_size=2))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_single_masked_arrays_keep_their_mask(workers: int, loader: Any) -> None:
+    def make(index: int) -> Any:
+        return np.ma.array([index, 1], mask=[True, False])
+
+    for sample in loader(Made(make, 2), batch_size=None, num_workers=workers):
+        assert isinstance(sample, np.ma.MaskedArray)
+        assert sample.mask.tolist() == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_sparse_tensors(workers: int, loader: Any) -> None:
+    def make(index: int) -> Any:
+        return torch.eye(2).to_sparse() * index
+
+    made = loader(Made(make, 3), batch_size=2, collate_fn=torch.stack, num_workers=workers)
+    batches = list(made)
+    assert [batch.is_sparse for batch in batches] == [True, True]
+    found = [batch.to_dense().diagonal(dim1=1, dim2=2).tolist() for batch in batches]
+    assert found == [[[0, 0], [1, 1]], [[2, 2]]]
 
 
 def test_shapes_that_do_not_stack_are_a_runtime_error(loader: Any) -> None:
