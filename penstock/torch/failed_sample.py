@@ -16,13 +16,8 @@ def of_both_kinds(error: SampleError) -> SampleError:
     cause = error.__cause__
     if not isinstance(cause, Exception) or isinstance(cause, (PenstockError, StopIteration)):
         return error
-    own: Any = type(error)
-    kind: Any = _both(own, type(cause))
-    if kind is None:
-        return error
-    try:
-        both: SampleError = kind.__new__(kind)
-    except Exception:  # a class of the user that takes arguments
+    both = _new(type(error), cause)
+    if both is None:
         return error
     for name, value in cause.__dict__.items():
         with contextlib.suppress(AttributeError, TypeError):
@@ -35,10 +30,26 @@ def of_both_kinds(error: SampleError) -> SampleError:
     return both.with_traceback(error.__traceback__)
 
 
-def _both(own: Any, cause: Any) -> Any:
-    """A class that is both; ``None`` if their layouts cannot be joined."""
-    if issubclass(own, cause):
+def _new(own: Any, cause: Exception) -> SampleError | None:
+    """An instance of a class that is both, without attributes; ``None`` if there can be none."""
+    other = type(cause)
+    if issubclass(own, other):
         return None
+    # A MemoryError can only be made of a class that has it first.
+    for bases in ((own, other), (other, own)):
+        kind: Any = _both(own, bases)
+        if kind is None:
+            continue
+        # An exception group, or a class of the user, may take arguments.
+        for args in ((), cause.args):
+            with contextlib.suppress(Exception):
+                made: SampleError = kind.__new__(kind, *args)
+                return made
+    return None
+
+
+def _both(own: Any, bases: tuple[Any, Any]) -> Any:
+    """A class with these bases; ``None`` if their layouts cannot be joined."""
 
     def text(self: Any) -> str:
         return str(self.args[0]) if self.args else ""
@@ -48,7 +59,7 @@ def _both(own: Any, cause: Any) -> Any:
 
     members = {"__module__": own.__module__, "__str__": text, "__reduce__": plain}
     try:
-        return type(own.__name__, (own, cause), members)
+        return type(own.__name__, bases, members)
     except TypeError:
         return None
 

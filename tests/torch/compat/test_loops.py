@@ -70,6 +70,17 @@ class Failed(Exception):
         self.number = number
 
 
+class Numbered(Exception):
+    """Cannot be made without an argument."""
+
+    def __new__(cls, number: int) -> Numbered:
+        made = super().__new__(cls, number)
+        made.number = number
+        return made
+
+    number: int
+
+
 # Functions: an exception that a dataset keeps would keep the loader by its traceback.
 ERRORS: dict[str, Callable[[], Exception]] = {
     "FileNotFoundError": lambda: FileNotFoundError(2, "no such file", "x.jpg"),
@@ -80,6 +91,8 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     "UnicodeDecodeError": lambda: UnicodeDecodeError("utf8", b"x", 0, 1, "bad"),
     "ZeroDivisionError": lambda: ZeroDivisionError(),
     "NotImplementedError": lambda: NotImplementedError(),
+    "MemoryError": lambda: MemoryError("no memory"),
+    "with arguments": lambda: Numbered(3),
 }
 
 
