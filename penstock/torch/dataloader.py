@@ -12,6 +12,7 @@ import functools
 import itertools
 import logging
 import multiprocessing
+import operator
 import os
 import warnings
 import weakref
@@ -208,6 +209,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
         metrics_port: int | None = None,
     ) -> None:
         streaming = is_stream(dataset)
+        num_workers, prefetch_factor = _as_int(num_workers), _as_int(prefetch_factor)
         if cluster is not None and share is None:
             share = CLUSTER_SHARE
         _check(
@@ -310,6 +312,8 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
     @dataset.setter
     def dataset(self, dataset: Any) -> None:
         self.__dict__["dataset"] = dataset
+        if "_prepared" in self.__dict__:  # a finished loader, as object.__setattr__ replaces it
+            self.__dict__["_stale"] = True
 
     def _first_seed(self) -> int:
         """The seed of the order and of random choices; 0 where torch's own seeds are followed."""
@@ -567,6 +571,10 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
         return any(value is not None for value in kept)
 
     def __len__(self) -> int:
+        return self._length()
+
+    def _length(self) -> int:
+        """The number of batches, also where a subclass has another ``__len__``."""
         prepared = None if self._closed else self._current()
         if prepared is None:
             return int(super().__len__())
@@ -1005,6 +1013,14 @@ def _check(
             f"batch_size is {batch_size!r}; give a whole number from 1 on, or None to get single "
             "samples."
         )
+
+
+def _as_int(value: Any) -> Any:
+    """A whole number of another type, such as NumPy's, as ``int``; other values as they are."""
+    try:
+        return int(operator.index(value))  # bool too, as in torch
+    except TypeError:
+        return value
 
 
 def _from(least: int, value: object) -> bool:

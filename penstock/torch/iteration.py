@@ -114,7 +114,9 @@ class _Loop:
         raise NotImplementedError
 
     def __len__(self) -> int:
-        return len(self._loader)
+        # As with torch, not the ``__len__`` of a subclass, which may ask for this length.
+        own = getattr(self._loader, "_length", None)
+        return len(self._loader._index_sampler) if own is None else int(own())
 
 
 class Iteration(_Loop):

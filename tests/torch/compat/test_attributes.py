@@ -7,6 +7,7 @@ import inspect
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
@@ -172,6 +173,33 @@ def test_a_subclass_of_the_loader(loader: Any) -> None:
                 yield batch * self.factor
 
     assert values(Doubled(Made(n=3))) == [[0, 2], [4]]
+
+
+def test_the_length_of_an_iterator_is_that_of_the_data(loader: Any) -> None:
+    class Other(loader):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return len(iter(self)) + 1
+
+    made = Other(Made(n=5), batch_size=2)
+    assert (len(iter(made)), len(made)) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "number", [np.int64(1), True, torch.tensor(1)], ids=["numpy", "bool", "tensor"]
+)
+def test_numbers_of_other_types(number: Any, loader: Any) -> None:
+    made = loader(Made(n=3), num_workers=number, prefetch_factor=number)
+    assert made.num_workers == made.prefetch_factor == 1
+    assert values(made) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_dataset_that_is_replaced_in_a_finished_loader(used: bool, loader: Any) -> None:
+    made = loader(Made(n=3), batch_size=2)
+    if used:
+        list(made)
+    object.__setattr__(made, "dataset", Made(lambda index: -index, 3))
+    assert values(made) == [[0, -1], [-2]]
 
 
 @pytest.mark.parametrize("number", [4, 1000])
