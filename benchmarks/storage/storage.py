@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -9,7 +10,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -210,6 +211,7 @@ def run(options: Namespace) -> Result:
         samples, size = make_data(options.data, root, options.copies)
         stored = Stored(root, samples, options.batch, options.workers)
         absent = _convert(wanted, stored, Path(top))
+        os.sync()  # pages that are not written yet cannot be dropped from the page cache
         runs: dict[str, dict[str, list[dict[str, float]]]] = {}
         limits: dict[str, list[float]] = {}
         for condition in options.conditions:
@@ -275,44 +277,45 @@ def measured(
     readers_here = [reader for reader in wanted if where in reader.where]
     runs: dict[str, list[dict[str, float]]] = {}
     limits: list[float] = []
-    for number, order in turns(len(readers_here), options.rounds):
+    with ExitStack() as stack:
         if condition.latency:
-            limits.append(options.bandwidth * MB)
-        else:
-            cold(stored.root)
-            limits.append(disk_rate(sorted((stored.root / "tar").glob("*.tar"))))
-        for reader in (readers_here[place] for place in order):
-            title = reader.contestant.title
-            if title in absent:
-                continue
-            progress(f"{condition.name}: round {number + 1} of {options.rounds}: {title}")
-            try:
-                values = _one(reader, condition, stored, top, options)
-            except AloneError as error:
-                absent[title] = f"failed: {error}"
-                progress(error.printed or str(error))
-                continue
-            progress("  " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
-            runs.setdefault(title, []).append(values)
+            # One server for all of them: it first works out the versions of all objects.
+            serving_all = serving(stored.root, condition, options.bandwidth * MB)
+            stored = replace(stored, endpoint=stack.enter_context(serving_all))
+        for number, order in turns(len(readers_here), options.rounds):
+            if condition.latency:
+                limits.append(options.bandwidth * MB)
+            else:
+                cold(stored.root)
+                limits.append(disk_rate(sorted((stored.root / "tar").glob("*.tar"))))
+            for reader in (readers_here[place] for place in order):
+                title = reader.contestant.title
+                if title in absent:
+                    continue
+                progress(f"{condition.name}: round {number + 1} of {options.rounds}: {title}")
+                try:
+                    values = _one(reader, stored, top, options)
+                except AloneError as error:
+                    absent[title] = f"failed: {error}"
+                    progress(error.printed or str(error))
+                    continue
+                progress("  " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+                runs.setdefault(title, []).append(values)
     return runs, limits
 
 
-def _one(
-    reader: Reader, condition: Condition, stored: Stored, top: Path, options: Namespace
-) -> dict[str, float]:
+def _one(reader: Reader, stored: Stored, top: Path, options: Namespace) -> dict[str, float]:
     """One epoch of one contestant, with nothing kept before."""
     contestant = reader.contestant
     python = interpreter(contestant.env, contestant.needs).python
     asked = replace(stored, workers=reader.workers or stored.workers)
-    arguments = (one_epoch, contestant.prepare)
+    found = variables(stored.endpoint) if stored.endpoint else {}
+    if not stored.endpoint:
+        cold(stored.root)
     with tempfile.TemporaryDirectory(prefix="run-", dir=top, ignore_cleanup_errors=True) as place:
-        if not condition.latency:
-            cold(stored.root)
-            return _alone(python, Path(place), {}, *arguments, asked, options.seconds)
-        with serving(stored.root, condition, options.bandwidth * MB) as endpoint:
-            asked = replace(asked, endpoint=endpoint)
-            found = variables(endpoint)
-            return _alone(python, Path(place), found, *arguments, asked, options.seconds)
+        return _alone(
+            python, Path(place), found, one_epoch, contestant.prepare, asked, options.seconds
+        )
 
 
 def _alone(
