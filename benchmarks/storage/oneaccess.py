@@ -204,7 +204,7 @@ def table_3(options: Namespace, scratch: Path) -> tuple[Table, dict[str, Any]]:
     """Two jobs that read the same objects, apart and with shared batches."""
     with ObjectServer(options.data, Conditions()) as server:
         rows, data = [], {}
-        for name, share in (("apart", None), ("shared", "oneaccess")):
+        for name, share in (("apart", None), ("shared", f"oneaccess-{os.getpid()}")):
             progress(f"two jobs, {name}")
             server.requests.clear()
             begun = time.perf_counter()
