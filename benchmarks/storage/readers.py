@@ -238,7 +238,8 @@ def mosaic_mds(stored: Stored) -> Make:
 
 
 def _of_dicts(rows: list[dict[str, Any]]) -> tuple[list[bytes], list[int]]:
-    return [row["image"] for row in rows], [row["label"] for row in rows]
+    # LitData gives views of its chunks, which cannot be sent to another process.
+    return [bytes(row["image"]) for row in rows], [row["label"] for row in rows]
 
 
 def write_litdata(stored: Stored) -> None:
