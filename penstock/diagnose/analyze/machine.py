@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,14 +50,18 @@ class MachineCounters:
 
 
 def use_between(
-    before: MachineCounters, after: MachineCounters, phase: str, cores: int
+    before: MachineCounters, after: MachineCounters, phase: str, cores: int, spare: int = 0
 ) -> MachineUse:
     """The use of the machine between two moments. ``pace`` is that of ``work``, not yet relative.
+
+    ``spare``: cores beyond those of the job's limit, which others may use without harm.
 
     >>> before = MachineCounters(0.0, busy=10.0, own=4.0)
     >>> use = use_between(before, MachineCounters(2.0, busy=13.0, own=5.0), "replay", 2)
     >>> use.own, use.others
     (0.5, 1.0)
+    >>> use_between(before, MachineCounters(2.0, busy=13.0, own=5.0), "replay", 2, spare=1).others
+    0.0
     """
     seconds = max(1e-9, after.at - before.at)
 
@@ -73,7 +77,7 @@ def use_between(
         seconds=seconds,
         cores=cores,
         own=own,
-        others=max(0.0, part("busy") - own),
+        others=max(0.0, part("busy") - own - spare),
         stolen=part("stolen"),
         queueing=min(1.0, part("queueing")),
         throttled=min(1.0, part("throttled")),
@@ -122,12 +126,15 @@ class MachineWatch:
 
     def __init__(self, root: int | None = None) -> None:
         self.cores = config.cores()
+        affinity = getattr(os, "sched_getaffinity", None)
+        self._cpus = frozenset(affinity(0)) if affinity is not None else frozenset()
+        self.spare = max(0, len(self._cpus) - self.cores)
         self._root = root or os.getpid()
         self._thread = threading.get_native_id()
         self._payload = bytes(WORK)
 
     def snapshot(self) -> MachineCounters:
-        busy, stolen = _cores_busy(_text(PROC / "stat"))
+        busy, stolen = _cores_busy(_text(PROC / "stat"), self._cpus)
         queue = _text(PROC / f"self/task/{self._thread}/schedstat").split()
         return MachineCounters(
             at=time.perf_counter(),
@@ -178,17 +185,23 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _cores_busy(stat: str) -> tuple[float, float]:
-    """Seconds in which cores were busy and stolen, of ``/proc/stat``.
+def _cores_busy(stat: str, cpus: Collection[int] = ()) -> tuple[float, float]:
+    """Seconds in which these cores were busy and stolen, of ``/proc/stat``; of all without any.
 
-    >>> _cores_busy("cpu  100 0 50 800 9 0 1 3 0 0")
-    (1.51, 0.03)
+    >>> lines = ["cpu 150 0 50 800 9 0 1 3", "cpu0 100 0 50 0 9 0 1 3", "cpu1 50 0 0 0 0 0 0 0"]
+    >>> _cores_busy("\\n".join(lines)), _cores_busy("\\n".join(lines), {1})
+    ((2.01, 0.03), (0.5, 0.0))
     """
-    values = [int(value) for value in stat.partition("\n")[0].split()[1:]]
-    if len(values) < 8:
-        return 0.0, 0.0
-    user, nice, system, _, _, irq, softirq, stolen = values[:8]
-    return (user + nice + system + irq + softirq) / TICKS, stolen / TICKS
+    wanted = {f"cpu{cpu}" for cpu in cpus}
+    busy = gone = 0
+    for line in stat.splitlines():
+        name, *fields = line.split()
+        if name not in (wanted or {"cpu"}) or len(fields) < 8:
+            continue
+        user, nice, system, _, _, irq, softirq, stolen = map(int, fields[:8])
+        busy += user + nice + system + irq + softirq
+        gone += stolen
+    return busy / TICKS, gone / TICKS
 
 
 def _cpu(stat: str) -> float:

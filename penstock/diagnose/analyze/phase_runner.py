@@ -18,7 +18,13 @@ from penstock import config
 from penstock.diagnose.analyze.delayed_reads import wait_losses
 from penstock.diagnose.analyze.flow import between
 from penstock.diagnose.analyze.judge import contended_seconds, plural, undecided
-from penstock.diagnose.analyze.machine import MachineWatch, below, merged, use_between
+from penstock.diagnose.analyze.machine import (
+    MachineCounters,
+    MachineWatch,
+    below,
+    merged,
+    use_between,
+)
 from penstock.diagnose.analyze.model import fit_cold_run, warm_share
 from penstock.diagnose.analyze.phase_timer import PhaseTimer
 from penstock.diagnose.analyze.reading import ReadSpeed, storage_speed, time_reads
@@ -471,7 +477,12 @@ class PhaseRunner:
         yield from self._in_loop(track)
         if before is not None and self._machine is not None:
             after = self._machine.snapshot()
-            self._uses.append(use_between(before, after, name, self._machine.cores))
+            self._note_use(before, after, name)
+
+    def _note_use(self, before: MachineCounters, after: MachineCounters, phase: str) -> None:
+        assert self._machine is not None
+        cores, spare = self._machine.cores, self._machine.spare
+        self._uses.append(use_between(before, after, phase, cores, spare))
 
     def _resume(self, track: Track) -> None:
         """Empty a queue that filled up meanwhile, unless it is full while the loop runs too."""
@@ -572,7 +583,7 @@ class PhaseRunner:
             self._phases.append(timer.phase())
         if before is not None and self._machine is not None:
             after = self._machine.snapshot()
-            self._uses.append(use_between(before, after, name, self._machine.cores))
+            self._note_use(before, after, name)
         if watch is not None:
             self._workers_use = watch.use(places=self._subject.waiting_places())
         return timer.phase()
