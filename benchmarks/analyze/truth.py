@@ -323,12 +323,13 @@ class Trial:
         return report, result_of(report)
 
     def _remedy(self) -> Remedy | None:
-        """The first remedy that can be applied to this script."""
+        """The first remedy that can be applied to this script, and has a number."""
         report, result = self._judged()
         if report is None or result is None or not result.trust.numbers:
             return None
         found = remedies(report, result=result)
-        return next((one for one in found if _command(self.cell.script, one) is not None), None)
+        applied = (one for one in found if _command(self.cell.script, one) is not None)
+        return next((one for one in applied if one.certain), None)
 
 
 def _others(report: AnalysisReport) -> float:

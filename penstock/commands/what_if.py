@@ -14,6 +14,7 @@ from penstock.config import show_size, size
 from penstock.device.forecast import LEAST_SPEED
 from penstock.diagnose.analyze.assumptions import assumptions
 from penstock.diagnose.analyze.judge import result_of
+from penstock.diagnose.analyze.model import Change
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.result import Trust
 from penstock.diagnose.analyze.stalls import rank_speeds, slowest
@@ -30,6 +31,7 @@ from penstock.diagnose.analyze.what_if import (
     prediction_rows,
     saturation,
     varied,
+    with_cores,
 )
 from penstock.errors import PipelineError, ReportError
 
@@ -454,7 +456,7 @@ def lines_of(
     else:
         titled = [("as it is", present), *([(change, rows[0])] if options else [])]
         lines = _columns(["", *HEADS], [[title, *_cells(row)] for title, row in titled])
-    return [*lines, "", *enough_lines(forecast, enough)]
+    return [*lines, "", *enough_lines(forecast, enough, fixed_change(options))]
 
 
 def change_words(options: Sequence[Values]) -> str:
@@ -510,15 +512,24 @@ def grid(options: Sequence[Values], rows: Sequence[PredictionRow]) -> list[str]:
     network_word = ", f(etch) or n(etwork)" if several else " or f(etch)"
     lines = part(
         f"samples/s, bound by c(ompute), p(rep){network_word}",
-        lambda row: f"{row.prediction.speed:,.0f} {row.prediction.bound[0]}",
+        lambda row: (
+            f"{row.prediction.speed:,.0f} {row.prediction.bound[0]}" if row.certain else UNCERTAIN
+        ),
     )
     if rows[0].cost is not None:
-        lines += ["", *part("cost of an epoch", lambda row: _cost(row.cost))]
+        lines += [
+            "",
+            *part("cost of an epoch", lambda row: _cost(row.cost) if row.certain else UNCERTAIN),
+        ]
     return lines
 
 
-def enough_lines(forecast: Forecast, enough: Saturation) -> list[str]:
-    """Lines on the points beyond which more cache and more cores stop helping."""
+UNCERTAIN = "?"
+"""Printed in place of a speed that depends too much on the cores that other programs leave."""
+
+
+def enough_lines(forecast: Forecast, enough: Saturation, change: Change) -> list[str]:
+    """Lines on the points beyond which more cache and more cores stop helping, with a change."""
     lines = []
     if enough.cache is None:
         lines.append("Cache: unknown, because the number of bytes read per sample is unknown.")
@@ -529,7 +540,9 @@ def enough_lines(forecast: Forecast, enough: Saturation) -> list[str]:
             f"More cache stops helping at {show_size(enough.cache)} of {show_size(forecast.data)}: "
             f"{enough.cache_speed:,.0f} samples/s."
         )
-    if enough.cores is None:
+    if forecast.uncertain(with_cores(forecast.report, change, enough.cores or MOST_CORES)):
+        lines.append("More cores may help: how many depends on those that other programs keep.")
+    elif enough.cores is None:
         lines.append(f"More cores help, up to the {MOST_CORES} that were tried.")
     else:
         lines.append(
@@ -556,6 +569,8 @@ def as_json(
 
 def _cells(row: PredictionRow) -> list[str]:
     prediction = row.prediction
+    if not row.certain:
+        return [UNCERTAIN] + [""] * (len(HEADS) - 1)
     return [
         f"{prediction.speed:,.0f}",
         f"{prediction.all_machines:,.0f}" if prediction.machines > 1 else "",

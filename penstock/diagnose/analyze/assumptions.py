@@ -18,6 +18,7 @@ def assumptions(
     """All lines on what the predictions of these rows assume."""
     report = forecast.report
     return [
+        *busy_lines(forecast, rows),
         *machine_lines(report, options, rows),
         *device_lines(forecast, options, rows),
         *batch_lines(report, options),
@@ -26,6 +27,22 @@ def assumptions(
         *latency_lines(report, options),
         *ineffective_options(report, options),
     ]
+
+
+def busy_lines(forecast: Forecast, rows: Sequence[PredictionRow]) -> list[str]:
+    """What is assumed of other programs, if they kept cores busy."""
+    others, cores = forecast.others, forecast.report.setup.cores
+    if not others:
+        return []
+    lines = [
+        f"Assumed: other programs keep {others:.1f} of {cores} cores busy, as during the analysis."
+    ]
+    if not all(row.certain for row in rows):
+        lines.append(
+            "?: the speed depends on the cores that they leave. Analyse on a machine with less "
+            "load."
+        )
+    return lines
 
 
 def batch_lines(report: AnalysisReport, options: Sequence[Values]) -> list[str]:

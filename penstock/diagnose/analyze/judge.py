@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from penstock.diagnose.analyze.model import Change, predict
+from penstock.diagnose.analyze.model import TOO_WIDE, Change, predict
 from penstock.diagnose.analyze.report import (
     AnalysisReport,
     Interval,
@@ -44,9 +44,6 @@ core, so a step with fresh batches takes a little longer on any machine."""
 
 LEAST_ERROR = 0.03
 """Predictions are never more exact than this: the median error of the grid of benchmarks."""
-
-TOO_WIDE = 0.5
-"""Predictions that may be off by more than this are not given: they say nothing."""
 
 OTHERS = 0.15
 """Load by others below this share of the cores is not mentioned."""
@@ -358,22 +355,27 @@ def _waits_for_others(report: AnalysisReport, rates: LoaderRates) -> str:
     possible = prep.value / max(needed, LEAST_WORK)
     if possible <= ENOUGH_FASTER * step.value:
         return ""
+    if prep.value > ENOUGH_FASTER * step.value:
+        but = (
+            f"the loader alone prepares {prep.value:,.0f} samples/s, more than the "
+            f"{step.value:,.0f} that the step alone takes"
+        )
+    else:
+        but = (
+            f"workers needed only {percent(needed)} of the time for their work: they queued for a "
+            f"core {percent(use.queueing)} of it, and were idle {percent(use.idle)}"
+        )
     return (
         f"other processes kept {percent(others)} of the cores busy. Training waited for batches, "
-        f"but by the CPU time and the waits of the workers they could prepare {possible:,.0f} "
-        f"samples/s, and a step takes {step.value:,.0f}. Analyse on a machine with less load."
+        f"but {but}. {LESS_LOAD}"
     )
 
 
-def cores_are_taken(report: AnalysisReport) -> bool:
-    """Whether other processes have cores that more workers would need, as they compute too."""
-    use = report.workers_use
-    others = max((one.others / max(1, one.cores) for one in report.machine_use), default=0.0)
-    return others > BUSY and use is not None and use.computing + use.queueing > COMPUTES
+MOSTLY_IDLE = 0.5
+"""Workers that are idle for more than this share of the time hold nothing up: their queueing says
+no speed."""
 
-
-COMPUTES = 0.1
-"""Workers that compute, or queue for a core, for less than this share of the time need none."""
+LESS_LOAD = "Analyse on a machine with less load."
 
 BUSY = 0.25
 """Load by others, as a share of the cores, that may by itself make training wait."""
@@ -611,9 +613,14 @@ def _trust(report: AnalysisReport, shares: Shares | None) -> Trust:
     elif not numbers:
         reasons.append(
             f"there are no predictions: they would be within {percent(error)} only. "
-            f"{_more_time(report)}"
+            f"{LESS_LOAD if _busy(report) else _more_time(report)}"
         )
     return Trust(run.rate, modelled, error, numbers, phase, tuple(reasons))
+
+
+def _busy(report: AnalysisReport) -> bool:
+    """Whether other processes keep so many cores busy that more time would hardly help."""
+    return any(use.others > BUSY * use.cores for use in report.machine_use)
 
 
 def _disturbance(report: AnalysisReport) -> float:
@@ -698,8 +705,10 @@ def _warnings(report: AnalysisReport) -> Iterator[str]:
             "with the fastest phase."
         )
     use = report.workers_use
-    if use is not None and use.queueing > 2 * SMALL and setup.workers:
-        undisturbed = 1 / max(1 - use.queueing, 0.05)
+    if use is None or not setup.workers or use.idle > MOSTLY_IDLE:
+        return
+    if use.queueing > 2 * SMALL:
+        undisturbed = 1 / max(1 - use.queueing / (1 - use.idle), 0.05)
         prep = report.rate("prep") or 0.0
         yield (
             f"{plural(setup.workers, 'worker')} on {plural(setup.cores, 'core')} queued for a core "

@@ -10,7 +10,13 @@ from typing import Literal
 from penstock.device.forecast import LEAST_SPEED, device_share
 from penstock.diagnose.analyze.delayed_reads import LONGEST
 from penstock.diagnose.analyze.flow import Flow, seconds_a_batch
-from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.diagnose.analyze.free_cores import (
+    beside_most,
+    cpu_share,
+    free_cores,
+    without_others,
+)
+from penstock.diagnose.analyze.report import AnalysisReport, Interval
 from penstock.engine.schedule import HANDING, HANDING_TO_THREADS
 from penstock.errors import ReportError
 
@@ -381,13 +387,49 @@ def _run_with(report: AnalysisReport, change: Change, sharing: int, remote_share
 def _core_seconds(report: AnalysisReport, change: Change, flow: Flow) -> float:
     """Seconds that the cores need for a batch: for its preparation, and for a step on the CPU.
 
-    Without this, workers and a step on the CPU would have all the cores each.
+    Without this, workers and a step on the CPU would have all the cores each, and workers would
+    have those that other programs keep busy.
     """
+    if not flow.workers:
+        return 0.0
     split = change.jobs if not change.share else 1
-    cores = max(1, (change.cores or report.setup.cores) // split)
+    whole = change.cores or report.setup.cores
     step = flow.batch * report.costs.step_cpu * change.echo / change.accelerator
     # Of the loop's own time one core is in use; it counts if the step uses more, or they are few.
-    return (step + flow.batch * flow.prep) / cores if flow.workers else 0.0
+    prep = flow.batch * flow.prep
+    free = free_cores(report, whole) / split
+    return max(
+        (step + prep) / max(1, whole // split),
+        (step + prep * cpu_share(report)) / free,
+    )
+
+
+def gain_of(report: AnalysisReport, change: Change) -> Interval:
+    """The speed under a change, relative to now (for jobs that share: to jobs that do not).
+
+    The interval is that of the cores: others leave the job as few as in the busiest phase, or all.
+    """
+
+    def gain(given: AnalysisReport) -> float:
+        before = predict(given, replace(change, share=False) if change.share else None)
+        return predict(given, change).speed / before.speed
+
+    gains = [gain(given) for given in (report, beside_most(report), without_others(report))]
+    return Interval(gains[0], min(gains), max(gains))
+
+
+TOO_WIDE = 0.5
+"""Predictions that may be off by more than this are not given: they say nothing."""
+
+
+def says_nothing(gain: Interval, error: float = 0.0) -> bool:
+    """Whether a gain is too uncertain to be given; ``error`` is that of all predictions.
+
+    >>> says_nothing(Interval(1.2, 1.0, 3.5)), says_nothing(Interval(1.2, 1.0, 1.3))
+    (True, False)
+    """
+    off = max(gain.high - gain.value, gain.value - gain.low) / gain.value
+    return off > 0 and off > TOO_WIDE - error
 
 
 def _share_on_device(report: AnalysisReport, change: Change, flow: Flow) -> float:

@@ -170,7 +170,8 @@ def _cards(remedies: Sequence[Remedy], result: Result, *, best_first: bool = Fal
             if code
         )
         title = escape(remedy.title[:1].upper() + remedy.title[1:])
-        gain = f"{remedy.gain:.2f}&times;" if result.trust.numbers else "?"
+        known = result.trust.numbers and remedy.certain
+        gain = f"{remedy.gain:.2f}&times;" if known else "?"
         shown.append(
             f'<li class="card remedy{best}"><div class="gain">{gain}</div>'
             f"<div><h3>{title}</h3><p>{escape(gain_words(remedy, result))}</p>"
@@ -185,7 +186,7 @@ def _plots(
     found = []
     first = next(iter(grouped(remedies)[0]), None)
     best = None
-    if first is not None and result.trust.numbers:
+    if first is not None and first.certain and result.trust.numbers:
         best = (f"with {first.title}", forecast(first.change))
     stacks = series.stacks(report, result, forecast() if result.trust.numbers else None, best)
     if stacks:

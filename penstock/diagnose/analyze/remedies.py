@@ -7,9 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock import config
-from penstock.diagnose.analyze.judge import cores_are_taken, more_workers_help, plural
-from penstock.diagnose.analyze.model import Change, Prediction, possible_on_device, predict
-from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.diagnose.analyze.judge import more_workers_help, plural
+from penstock.diagnose.analyze.model import (
+    Change,
+    Prediction,
+    gain_of,
+    possible_on_device,
+    predict,
+    says_nothing,
+)
+from penstock.diagnose.analyze.report import AnalysisReport, Interval
 from penstock.diagnose.analyze.result import Result
 from penstock.diagnose.analyze.trials import RemedyTrial, RunWith, short_size
 from penstock.host.text import percent
@@ -44,6 +51,8 @@ class Remedy:
       Either may be empty, as for a machine with more cores.
     - ``why``: how it reduces the stall. ``condition``: what must hold, if anything.
     - ``speed``: samples per second with the change.
+    - ``certain``: whether the gain is given. It is not where it depends on the cores that other
+      programs leave; ``gain`` is then what those that were free allow.
     - ``measured``: the gain that ``--try`` has measured; ``None`` if it was not tried.
     - ``tried``: a loader with this change was built from the script's own loader.
     """
@@ -60,9 +69,21 @@ class Remedy:
     speed: float = 0.0
     low: float = 0.0
     high: float = 0.0
+    certain: bool = True
     measured: float | None = None
     tried: bool = False
     options: RunWith | None = None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the gain is one of steps, and not of fresh samples."""
+        return self.change.echo > 1
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """The order in which remedies are shown: by their gain, where that is known. Repeated
+        samples come last, because their worth is not that of fresh ones."""
+        return self.repeats, not self.certain, -self.gain
 
 
 def remedies(
@@ -87,7 +108,7 @@ def remedies(
             found = [remedy for remedy in found if remedy.change.workers is None]
     if result is not None and result.bound == "contention":
         found.extend(_fewer_workers(report, result))
-    return sorted(_without_detours(found), key=lambda remedy: -remedy.gain)
+    return sorted(_without_detours(found), key=lambda remedy: remedy.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,18 +223,10 @@ def options_to_try(report: AnalysisReport, memory: int | None = None) -> list[Ru
     found = []
     for candidate in candidates(report, memory or config.memory()):
         if candidate.options is not None:
-            gain = _gain(report, candidate.change)[0]
-            if gain >= LEAST_GAIN:
-                found.append((gain, candidate.options))
+            gain = gain_of(report, candidate.change)
+            if gain.high >= LEAST_GAIN:
+                found.append((gain.value, candidate.options))
     return [options for _, options in sorted(found, key=lambda one: -one[0])]
-
-
-def _gain(report: AnalysisReport, change: Change) -> tuple[float, Prediction, Prediction]:
-    """The gain, its prediction, and the prediction that it is relative to."""
-    prediction = predict(report, change)
-    # Compare jobs that share with as many jobs that do not share.
-    before = predict(report, replace(change, share=False) if change.share else None)
-    return prediction.speed / before.speed, prediction, before
 
 
 def _with_gain(
@@ -226,8 +239,10 @@ def _with_gain(
         if not report.setup.of_torch or change != Change(workers=change.workers):
             return None
         code = f"DataLoader(..., num_workers={change.workers})"  # torch's own takes any number
-    gain, prediction, before = _gain(report, change)
-    speed, baseline, error = prediction.speed, before.speed, 0.0
+    around, prediction = gain_of(report, change), predict(report, change)
+    # Jobs that share are compared with as many jobs that do not.
+    before = predict(report, replace(change, share=False) if change.share else None)
+    gain, speed, baseline, error = around.value, prediction.speed, before.speed, 0.0
     limit = float("inf")
     if result is not None:
         factor, error = result.trust.factor, result.trust.error
@@ -235,15 +250,20 @@ def _with_gain(
         # Only an accelerator that gets easier steps exceeds what the loader can bring.
         if result.trust.measured is not None and change.echo == 1 and not change.offload:
             limit = result.forecasts.most
+            if result.rates.G is not None:
+                limit = min(limit, result.rates.G.value)
             if not change.share:
                 baseline = result.trust.measured.value
             if speed > limit:
                 speed = limit
             gain = speed / baseline
-    if gain < LEAST_GAIN:
+    most = max(gain, min(around.high, limit / baseline))
+    around = Interval(gain, min(around.low, gain), most)
+    certain = not says_nothing(around, error)
+    if (gain if certain else most) < LEAST_GAIN:
         return None
     options = candidate.options if trial is None else trial.options
-    conditions, low = [], gain * (1 - error)
+    conditions, low = [], around.low * (1 - error)
     if options is not None and options.random is False:
         conditions.append("the datasets of the script draw no random numbers")
     setup = report.setup
@@ -252,7 +272,7 @@ def _with_gain(
         # More workers were not tried, and whether they wait for the same thing is not known.
         conditions.append("workers do not wait for each other, or for a server at its limit")
         low = min(low, 1.0)
-    if waiting and (change.workers or 0) > setup.workers and cores_are_taken(report):
+    if not certain:
         conditions.append("other processes leave the workers the cores that they need")
         low = min(low, 1.0)
     return Remedy(
@@ -267,7 +287,8 @@ def _with_gain(
         baseline=baseline,
         speed=speed,
         low=low,
-        high=max(gain, min(gain * (1 + error), limit / baseline)),
+        high=max(gain, min(around.high * (1 + error), limit / baseline)),
+        certain=certain,
         measured=None if trial is None else trial.gain,
         tried=trial is not None,
         options=options,

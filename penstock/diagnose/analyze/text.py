@@ -27,6 +27,15 @@ MEANING: dict[Bound, str] = {
 }
 """The meaning of each verdict, in a sentence."""
 
+ALSO_COMPUTE = (
+    "Workers wait most of their time instead of computing: more workers help, as long as cores are "
+    "free for what they compute."
+)
+"""The meaning of ``latency`` where workers compute, too."""
+
+COMPUTES = 0.1
+"""Workers that are on a core, or queue for one, for less than this share of the time need none."""
+
 IN_TURN = (
     "Workers wait most of their time instead of computing, for each other or for the same server: "
     "neither more workers nor more cores help."
@@ -137,6 +146,9 @@ def _meaning(bound: Bound, report: AnalysisReport, result: Result) -> str:
         return NO_WORKERS
     if bound == "latency" and (result.verdict.cause == "lock" or not more_workers_help(report)):
         return IN_TURN
+    use = result.workers
+    if bound == "latency" and use is not None and use.computing + use.queueing > COMPUTES:
+        return ALSO_COMPUTE
     return MEANING[bound]
 
 
@@ -170,7 +182,7 @@ def rate_rows(report: AnalysisReport, result: Result) -> list[RateRow]:
 def rate_lines(report: AnalysisReport, result: Result) -> list[str]:
     """The rates in columns."""
     rows = rate_rows(report, result)
-    values = [f"{row.rate.value:,.0f}" for row in rows]
+    values = [show_rate(row.rate.value) for row in rows]
     width = max(map(len, values), default=0)
     found = []
     for row, value in zip(rows, values, strict=True):
@@ -191,8 +203,25 @@ def interval_words(row: RateRow) -> str:
     if rate.low == rate.high:
         return ""
     wide = "" if row.enough else ", still wide when the time was up"
-    high = f"{rate.high:,.0f}" if math.isfinite(rate.high) else "unknown"
-    return f"{rate.low:,.0f} to {high}{wide}"
+    return f"{show_rate(rate.low)} to {_high(rate)}{wide}"
+
+
+def _high(rate: Rate) -> str:
+    """The upper end of an interval; times of steps that vary widely do not tell it."""
+    return show_rate(rate.high) if rate.high < FAR * rate.value else "unknown"
+
+
+def show_rate(value: float) -> str:
+    """Samples per second; slow ones with a fraction.
+
+    >>> show_rate(1234.5), show_rate(0.567)
+    ('1,234', '0.57')
+    """
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+FAR = 4.0
+"""An interval that reaches beyond this multiple of a rate says nothing about its upper end."""
 
 
 def interval(phase: Phase) -> str:
@@ -214,13 +243,15 @@ def remarks(report: AnalysisReport, result: Result) -> list[str]:
     found, trust = [], result.trust
     if trust.measured is not None:
         rate = trust.measured
-        said = f"Training runs at {rate.value:,.0f} samples/s"
+        said = f"Training runs at {show_rate(rate.value)} samples/s"
         known = rate.low < rate.high < math.inf
-        said += f" ({rate.low:,.0f} to {rate.high:,.0f})" if known else ""
+        said += f" ({show_rate(rate.low)} to {_high(rate)})" if known else ""
         error = trust.modelled / rate.value - 1
         if trust.modelled > 0 and abs(error) <= MODEL_OFF:  # else it is the first of the reasons
             too = "fast" if error > 0 else "slow"
-            said += f"; the model says {trust.modelled:,.0f}, {abs(error) * 100:.1f} % too {too}"
+            said += (
+                f"; the model says {show_rate(trust.modelled)}, {abs(error) * 100:.1f} % too {too}"
+            )
         if trust.numbers:
             said += ". Predictions are scaled to the measured speed"
             said += f", and are within {trust.error * 100:.0f} %"
@@ -256,7 +287,10 @@ def remedy_lines(remedies: Sequence[Remedy], result: Result) -> list[str]:
     found: list[str] = []
     if alone:
         best, *others = alone
-        found += [f"Most useful: {best.title}: {gain_words(best, result)}", *_how(best, 2)]
+        found += [
+            f"{best_words(best)}: {best.title}: {gain_words(best, result)}",
+            *_how(best, 2),
+        ]
         if others:
             found += ["", "Then:"]
         for other in others:
@@ -271,6 +305,13 @@ def remedy_lines(remedies: Sequence[Remedy], result: Result) -> list[str]:
         found += ["", f"{_sentence(remedy.why)}", f"  {gain_words(remedy, result)}"]
         found += [f"    {line}" for line in how_lines(remedy)]
     return found
+
+
+def best_words(best: Remedy) -> str:
+    """How the first remedy is introduced."""
+    if best.repeats:
+        return "Only with repeated samples"
+    return "Most useful" if best.certain or best.measured is not None else "May be useful"
 
 
 def _how(remedy: Remedy, indent: int) -> list[str]:
@@ -298,7 +339,7 @@ def grouped(remedies: Sequence[Remedy]) -> tuple[list[Remedy], list[Remedy], lis
     alone: list[Remedy] = []
     hardware: list[Remedy] = []
     shared: list[Remedy] = []
-    for remedy in sorted(remedies, key=lambda remedy: -remedy.gain):
+    for remedy in sorted(remedies, key=lambda remedy: remedy.rank):
         if remedy.change.share:
             shared.append(remedy)
         elif remedy.change.cores is not None or remedy.change.storage is not None:
@@ -317,9 +358,11 @@ def gain_words(remedy: Remedy, result: Result | None = None) -> str:
     measured = ""
     if remedy.measured is not None:
         measured = f"measured {remedy.measured:.2f} times as fast"
+    if not remedy.certain:
+        return measured or "how much it helps depends on the load of the machine"
     if result is not None and not result.trust.numbers:
         return measured or "helps; how much is not known"
-    said = f"{remedy.gain:.2f} times as fast"
+    said = f"{remedy.gain:.2f} times as {'many steps' if remedy.repeats else 'fast'}"
     if measured:
         said = f"{measured}, predicted {remedy.gain:.2f}"
     details = []
@@ -330,11 +373,24 @@ def gain_words(remedy: Remedy, result: Result | None = None) -> str:
         each = f"{speed:,.0f}"
         each += f" instead of {baseline:,.0f}" if baseline else ""
         details.append(f"each of {remedy.change.jobs} jobs {each} samples/s")
+    elif remedy.repeats:
+        details.append("no more fresh samples")
     elif baseline:
         details.append(f"{speed:,.0f} instead of {baseline:,.0f} samples/s")
     else:
         details.append(f"{speed:,.0f} samples/s")
-    return f"{said} ({'; '.join(details)}, then {after.bound}-bound)"
+    return f"{said} ({'; '.join(details)}, then {_bound_after(remedy, result)}-bound)"
+
+
+def _bound_after(remedy: Remedy, result: Result | None) -> Bound:
+    """The bottleneck with a remedy; workers that mostly wait do so with it, too."""
+    bound = remedy.prediction.bound
+    use = None if result is None else result.workers
+    if bound != "prep" or result is None or result.bound != "latency" or use is None:
+        return bound
+    cores = max((one.cores for one in result.machine), default=0)
+    needed = (remedy.change.workers or 0) * (use.computing + use.queueing)
+    return "latency" if needed <= cores or not cores else "prep"
 
 
 RANK_HEADS = (

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from penstock.diagnose.analyze.model import Change, Prediction, predict
+from penstock.diagnose.analyze.free_cores import free_cores
+from penstock.diagnose.analyze.model import Change, Prediction, gain_of, predict, says_nothing
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.result import Trust
 from penstock.errors import PipelineError
@@ -33,6 +34,8 @@ class Forecast:
     def __init__(self, report: AnalysisReport, trust: Trust | None = None) -> None:
         self.report = report
         self._factor = 1.0 if trust is None else trust.factor
+        self._error = 0.0 if trust is None else trust.error
+        self._uncertain: dict[Change, bool] = {}
         self._predictions: dict[Change, Prediction] = {}
 
     def __call__(self, change: Change | None = None) -> Prediction:
@@ -40,6 +43,20 @@ class Forecast:
         if change not in self._predictions:
             self._predictions[change] = _scaled(predict(self.report, change), self._factor)
         return self._predictions[change]
+
+    @property
+    def others(self) -> float:
+        """Cores that other programs keep, as predictions assume; 0 if they hardly need any."""
+        cores = self.report.setup.cores
+        return cores - free_cores(self.report, cores)
+
+    def uncertain(self, change: Change) -> bool:
+        """Whether the speed depends too much on the cores that other programs leave."""
+        if change not in self._uncertain:
+            self._uncertain[change] = self.others > 0 and says_nothing(
+                gain_of(self.report, change), self._error
+            )
+        return self._uncertain[change]
 
     @property
     def data(self) -> int:
@@ -170,13 +187,15 @@ class Prices:
 class PredictionRow:
     """One change: its prediction, the speed relative to the present, and the cost of an epoch.
 
-    The gain is that of all machines together.
+    The gain is that of all machines together. ``certain``: it is not if it depends too much on the
+    cores that other programs leave; then it is not printed.
     """
 
     change: Change
     prediction: Prediction
     gain: float
     cost: float | None = None
+    certain: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         prediction = self.prediction
@@ -197,6 +216,7 @@ class PredictionRow:
             "prep_rate": _finite(prediction.prep_rate),
             "ingestion": _finite(prediction.ingestion),
             "cost": self.cost,
+            "certain": self.certain,
         }
 
 
@@ -225,7 +245,8 @@ def prediction_rows(
         change = Change(**given)  # type: ignore[arg-type]
         prediction = forecast(change)
         cost = None if prices is None else prices.epoch(forecast.report, change, prediction)
-        rows.append(PredictionRow(change, prediction, prediction.all_machines / present, cost))
+        gain = prediction.all_machines / present
+        rows.append(PredictionRow(change, prediction, gain, cost, not forecast.uncertain(change)))
     return rows
 
 

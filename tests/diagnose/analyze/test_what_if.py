@@ -15,7 +15,13 @@ from penstock.commands import what_if as command
 from penstock.diagnose.analyze import what_if
 from penstock.diagnose.analyze.judge import result_of
 from penstock.diagnose.analyze.model import Change, Prediction, predict
-from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Phase, Rate
+from penstock.diagnose.analyze.report import (
+    AnalysisReport,
+    MachineUse,
+    OperationTime,
+    Phase,
+    Rate,
+)
 from penstock.diagnose.analyze.what_if import (
     ENOUGH,
     Forecast,
@@ -44,6 +50,23 @@ def test_a_report_is_saved_and_loaded_by_a_path_of_any_kind(tmp_path: Path) -> N
     made, path = report(), tmp_path / "saved.json"
     made.save(str(path))
     assert AnalysisReport.load(str(path)) == AnalysisReport.load(path) == made
+
+
+@pytest.mark.parametrize("others", [2.0, 7.5])
+def test_cores_of_other_programs_are_left_to_them(
+    others: float, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = (MachineUse("prep", 5.0, 8, own=0.5, others=others),)
+    replace(bound_by("prep"), phases=(), machine_use=busy).save(saved)
+    assert ask(saved, "--workers", "4,8") == 0
+    printed = capsys.readouterr().out
+    assert f"Assumed: other programs keep {others:.1f} of 8 cores busy" in printed
+    assert "More cores stop helping at 1:" not in printed
+    # Of eight cores half a core was free: what eight workers bring is anybody's guess.
+    assert ("?: the speed depends on the cores" in printed) == (others > 4)
+    assert ask(saved, "--workers", "8", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["certain"] == (others < 4)
 
 
 def ask(saved: Path, *words: str) -> int:
@@ -205,7 +228,7 @@ def test_the_search_gives_up_if_more_cores_always_help(monkeypatch: pytest.Monke
     monkeypatch.setattr(what_if, "predict", speed_of_cores)
     forecast = Forecast(report(sample_bytes=0.0))
     assert saturation(forecast).cores is None
-    lines = command.enough_lines(forecast, saturation(forecast))
+    lines = command.enough_lines(forecast, saturation(forecast), Change())
     assert "More cores help, up to the 256 that were tried." in lines
 
 
