@@ -75,7 +75,7 @@ class Hedging:
         return True
 
 
-class Flow:
+class InFlightLimit:
     """How many bytes may be on their way at once: about as few as keep the link busy.
 
     All requests share the link. More bytes than it needs only wait for each other, and what a batch
@@ -83,7 +83,7 @@ class Flow:
     as bytes then arrive faster. Now and then it is tried again whether twice as many are faster, or
     half as many as fast. A trial is a round: the time in which that many bytes arrive.
 
-    >>> flow = Flow(first=100)
+    >>> flow = InFlightLimit(first=100)
     >>> for second in range(100):  # 100 bytes a second, however many are on their way
     ...     flow.full()
     ...     flow.arrived(100, second, flow.limit)
@@ -174,7 +174,7 @@ class Window:
 
     Objects, or ranges of them, are known by numbers of the caller. At most ``requests`` are on
     their way at once, and what was fetched and not taken yet is at most ``budget`` bytes, or one
-    object. ``first``: bytes that are on their way at the start, see ``Flow``.
+    object. ``first``: bytes that are on their way at the start, see ``InFlightLimit``.
 
     >>> window = Window(budget=100, requests=2)
     >>> window.expect([(1, 60), (2, 30), (3, 30)])
@@ -187,7 +187,7 @@ class Window:
     def __init__(self, budget: int, requests: int, first: int = 8 << 20) -> None:
         self._budget = budget
         self._requests = requests
-        self._flow = Flow(first)
+        self._flow = InFlightLimit(first)
         self._waiting: OrderedDict[int, int] = OrderedDict()
         self._held: dict[int, int] = {}
         self._flying: dict[int, int] = {}

@@ -61,9 +61,15 @@ def main() -> None:
                     wait_for(place / "go on")
         (place / f"end-{number}").touch()
         wait_for(place / f"end-{1 - number}")
+        # A batch may still be on its way. What one job sees as received before this line, the other
+        # one sees as sent after it.
+        at_end = group()
+        (place / f"seen-{number}").touch()
+        wait_for(place / f"seen-{1 - number}")
         status = request_status()
     assert status is not None
-    print(json.dumps({"batches": batches, "node": status["pid"], "group": status["groups"][0]}))
+    found = {"batches": batches, "node": status["pid"], "group": status["groups"][0]}
+    print(json.dumps({**found, "at_end": at_end}))
 
 
 if __name__ == "__main__":
