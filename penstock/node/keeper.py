@@ -12,6 +12,7 @@ import select
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +42,10 @@ LOOK = 1.0
 ANSWER = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds before another attempt after a failure; the pause doubles each time."""
+
+PORT_PATIENCE = 5.0
+"""Seconds for which the port of a node that has ended may still be taken. The kernel closes the
+sockets of a killed process one after the other, on a busy machine with pauses."""
 
 REMEDY = (
     "Ray carries secrets and code only if it asks every client for a token. Start Ray with "
@@ -138,6 +143,7 @@ class NodeKeeper:
                 _log.warning("%s", error)
                 # Another process may have taken the port, also while the node was restarted.
                 with suppress(ClusterError):
+                    self._wait_for_port()
                     address = self._choose_address(self._address)
                     with self._lock:
                         self._address = address
@@ -258,15 +264,29 @@ class NodeKeeper:
             cluster = (request_status(self._directory) or {}).get("cluster")
             if cluster is not None:
                 return str(cluster["address"])
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         last = [split_address(before)[1]] if before else []
         for port in dict.fromkeys([*last, PORT, 0]):
-            with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
-                # As the node will: the connections of one that has just ended do not matter.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((self._host, port))
-                return f"{bracketed(self._host)}:{probe.getsockname()[1]}"
+            found = self._free_port(port)
+            if found is not None:
+                return f"{bracketed(self._host)}:{found}"
         raise ClusterError(
             f"this machine has no address {self._host}, by which Ray knows it. Set "
             "PENSTOCK_CLUSTER_ADDRESS to an address that other machines reach."
         )
+
+    def _free_port(self, port: int) -> int | None:
+        """The port if a node can listen on it, or a free one for 0; ``None`` if it is taken."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
+            # As the node will: the connections of one that has just ended do not matter.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((self._host, port))
+            return int(probe.getsockname()[1])
+        return None
+
+    def _wait_for_port(self) -> None:
+        """Wait until the last node has given up its port, which other machines know."""
+        port = split_address(self._address)[1]
+        end = time.monotonic() + PORT_PATIENCE
+        while not self._closing and self._free_port(port) is None and time.monotonic() < end:
+            self._wait(0.1)

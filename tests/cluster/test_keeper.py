@@ -140,9 +140,11 @@ def test_a_taken_port_is_not_chosen(place: Path, secrets: Secrets) -> None:
     assert not address.endswith(":7411")
 
 
-def test_a_port_that_is_taken_while_the_node_is_down_is_given_up(
-    place: Path, secrets: Secrets
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_port_that_is_taken_while_the_node_is_down_is_given_up_after_some_time(
+    place: Path, secrets: Secrets, monkeypatch: pytest.MonkeyPatch, freed: bool
 ) -> None:
+    monkeypatch.setattr("penstock.node.keeper.PORT_PATIENCE", 2 * LIMIT if freed else 0.1)
     kept = keeper(place, fingerprint_of(secrets))
     seeds = (kept.tend((), None).address,)
     report = until(kept, seeds, secrets, "in")
@@ -161,9 +163,14 @@ def test_a_port_that_is_taken_while_the_node_is_down_is_given_up(
             return True
 
         wait_for(take)
-        wait_for(lambda: kept.tend(seeds, None).address != report.address)
+        if freed:
+            wait_for(lambda: kept.tend(seeds, None).state == "failed")
+            taken.close()
+        else:
+            wait_for(lambda: kept.tend(seeds, None).address != report.address)
         address = kept.tend(seeds, None).address
         again = until(kept, (address,), None, "in")
+        assert (again.address == report.address) is freed
         assert again.address == address
         kept.leave()
     assert wait_for_exit(again.pid, LIMIT)
