@@ -296,7 +296,7 @@ def read_by_libsndfile(data: memoryview) -> RawSound:
                 parts.append(part)
                 done += len(part)
     except (RuntimeError, ValueError, TypeError, OSError) as error:
-        why = str(error).rstrip(".")
+        why = str(_with_reason(error, data)).rstrip(".")
         raise Unreadable(f"it is damaged, cut short, or not audio (libsndfile: {why})") from error
     if done < claimed:
         raise Unreadable(
@@ -305,6 +305,22 @@ def read_by_libsndfile(data: memoryview) -> RawSound:
     if not done:
         raise Unreadable("it holds no sound (0 frames)")
     return RawSound(parts[0] if len(parts) == 1 else np.concatenate(parts), 1.0, rate)
+
+
+def _with_reason(error: Exception, data: memoryview) -> Exception:
+    """The error of a file that cannot be opened, with libsndfile's reason.
+
+    libsndfile keeps the reason once for the whole process. If another thread opens a file before it
+    is read, it is 0, so the file is opened again.
+    """
+    for _ in range(1_000):
+        if getattr(error, "code", None) != 0:
+            break
+        try:
+            load_soundfile().SoundFile(_File(data)).close()
+        except RuntimeError as again:
+            error = again
+    return error
 
 
 def _check_end(data: memoryview) -> None:

@@ -29,6 +29,7 @@ from penstock.audio import (
     resample,
     spec_augment,
 )
+from penstock.audio.codec import Unreadable, read_by_libsndfile
 from penstock.audio.mel import natural_log
 from penstock.audio.program import SoundWork
 from penstock.engine.pools.native_road import can_be_native
@@ -460,6 +461,24 @@ def test_a_broken_file_has_the_error_of_python(clips: Path, file: str) -> None:
 
     assert message(2) == message(0)
     assert file in message(2)
+
+
+def test_a_reason_that_another_thread_has_reset_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    open_file = soundfile.SoundFile
+    opened: list[Any] = []
+
+    def reset_once(file: Any) -> Any:
+        opened.append(file)
+        if len(opened) == 1:
+            raise soundfile.LibsndfileError(0, prefix="Error opening: ")
+        return open_file(file)
+
+    monkeypatch.setattr(soundfile, "SoundFile", reset_once)
+    with pytest.raises(Unreadable, match="Format not recognised"):
+        read_by_libsndfile(memoryview(b"this is text, and no sound at all"))
+    assert len(opened) == 2
 
 
 def counts(pipeline: Pipeline, workers: int) -> Any:
