@@ -619,7 +619,7 @@ def _trust(report: AnalysisReport, shares: Shares | None) -> Trust:
 
 
 def _busy(report: AnalysisReport) -> bool:
-    """Whether other processes keep so many cores busy that more time would hardly help."""
+    """Whether load by other processes, and not too little time, is the reason for no verdict."""
     return any(use.others > BUSY * use.cores for use in report.machine_use)
 
 
